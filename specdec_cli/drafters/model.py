@@ -1,0 +1,64 @@
+"""Drafts by a small model that shares the target's vocabulary."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from specdec_cli.distribution import Distribution
+from specdec_cli.sampling import Sampler, top_probability
+from specdec_cli.types import Context, Draft, LengthPolicy, Logits
+
+
+class ModelDrafter:
+    """Samples a chain from a draft model and keeps its cache across rounds: no token is decoded twice.
+
+    Args:
+        context: the draft model.
+        sampler: the target's settings, over the tokens that both models have.
+        rng: the answer's random generator.
+        stop_tokens: a draft ends with one of these.
+    """
+
+    def __init__(
+        self, context: Context, sampler: Sampler, rng: np.random.Generator, stop_tokens: Collection[int] = ()
+    ) -> None:
+        self._context = context
+        self._sampler = sampler
+        self._rng = rng
+        self._stop_tokens = stop_tokens
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds spent in the draft model's decode calls so far."""
+        return self._context.decode_s
+
+    def propose(self, tokens: Sequence[int], policy: LengthPolicy, limit: int) -> Draft:
+        """A chain of sampled tokens (greedy ones at temperature 0) with the distributions they were drawn from."""
+        prefix = list(tokens)
+        drafted: list[int] = []
+        probs: list[Distribution | None] = []
+        confidences: list[float] = []
+        # The draft model decodes the prefix of the token it drafts, so that has to fit its cache.
+        limit = min(limit, self._context.num_ctx - len(tokens) + 1)
+        while len(drafted) < limit and policy.draft_more(confidences):
+            row, proposal = self._next(prefix, drafted)
+            # The decision must not look at the sampled token: dropping unlikely ones would bias the output.
+            confidence = top_probability(row) if proposal.is_point else float(proposal.probs.max())
+            if not policy.keep_last([*confidences, confidence]):
+                break
+            token = proposal.sample(self._rng)
+            confidences.append(confidence)
+            drafted.append(token)
+            probs.append(None if proposal.is_point else proposal)
+            prefix.append(token)
+            if token in self._stop_tokens:
+                break
+        return Draft.chain(drafted, probs, confidences)
+
+    def _next(self, prefix: Sequence[int], drafted: Sequence[int]) -> tuple[Logits, Distribution]:
+        self._context.sync(prefix)
+        row = self._context.score()[0]
+        committed = prefix[: len(prefix) - len(drafted)] if drafted else prefix
+        return row, self._sampler.distribution(row, self._sampler.history(committed, drafted))

@@ -1,0 +1,136 @@
+"""The draft-verify loop: one generator of events for chains, trees and, with a drafter that proposes nothing, the baseline."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from specdec_cli.distribution import Distribution
+from specdec_cli.errors import ContextFullError
+from specdec_cli.sampling import Sampler
+from specdec_cli.types import Context, Drafter, Event, Finish, FinishReason, LengthPolicy, Prefill, Round, Token, Verdict
+from specdec_cli.verify import verify
+
+
+def speculate(
+    target: Context,
+    drafter: Drafter,
+    policy: LengthPolicy,
+    sampler: Sampler,
+    rng: np.random.Generator,
+    prompt: Sequence[int],
+    *,
+    max_tokens: int,
+    stop_tokens: Collection[int] = (),
+) -> Iterator[Event]:
+    """Generate an answer with the target's own output distribution.
+
+    Args:
+        target: the model whose distribution is served; any cache state, it is synced.
+        drafter: proposes; its proposals change the speed only.
+        policy: decides how long a draft gets.
+        sampler: the settings under which the target is sampled.
+        rng: the one generator of this answer, shared with the drafter.
+        prompt: token ids, at least one.
+        max_tokens: the most tokens of the answer.
+        stop_tokens: the answer ends before one of these (end-of-generation tokens).
+
+    Yields:
+        `Prefill`, then for each round its `Token` events and one `Round`, then `Finish`. Closing the generator at any
+        point is safe: the next `sync` repairs the caches.
+
+    Raises:
+        ContextFullError: the prompt does not fit.
+    """
+    _check_room(len(prompt), max_tokens, target.num_ctx)
+    yield _prefill(target, prompt)
+    loop = _Loop(target, drafter, policy, sampler, rng, list(prompt), len(prompt) + max_tokens, stop_tokens)
+    while (finish := loop.finished()) is None:
+        yield from loop.round()
+    yield Finish(finish)
+
+
+def _check_room(num_prompt: int, max_tokens: int, num_ctx: int) -> None:
+    if num_prompt >= num_ctx:
+        wanted = -(-(num_prompt + max_tokens) // 256) * 256
+        raise ContextFullError(
+            f"the prompt has {num_prompt} tokens, the context holds {num_ctx}",
+            f"use `--ctx {wanted}` or a shorter prompt",
+        )
+
+
+def _prefill(target: Context, prompt: Sequence[int]) -> Prefill:
+    verify_s = target.decode_s
+    target.sync(prompt)
+    return Prefill(len(prompt), target.decode_s - verify_s)
+
+
+@dataclass(slots=True)
+class _Loop:
+    """The state of one answer."""
+
+    target: Context
+    drafter: Drafter
+    policy: LengthPolicy
+    sampler: Sampler
+    rng: np.random.Generator
+    tokens: list[int]
+    end: int
+    stop_tokens: Collection[int]
+    num_rounds: int = 0
+    stopped: bool = False
+
+    def finished(self) -> FinishReason | None:
+        """Why no further round is possible, if so."""
+        if self.stopped:
+            return "eog"
+        if len(self.tokens) >= self.end:
+            return "length"
+        # The last committed token must fit in front of the next one's logits.
+        return "context" if len(self.tokens) > self.target.num_ctx else None
+
+    def round(self) -> Iterator[Event]:
+        """Draft, score, verify, keep."""
+        started = time.perf_counter()
+        draft_s, verify_s = self.drafter.decode_s, self.target.decode_s
+        limit = min(self.end, self.target.num_ctx) - len(self.tokens)
+        draft = self.drafter.propose(self.tokens, self.policy, limit)
+        self.target.sync(self.tokens)
+        rows = self.target.score(draft)
+
+        def target_at(node: int, accepted: list[int]) -> Distribution:
+            return self.sampler.distribution(rows[node + 1], self.sampler.history(self.tokens, accepted))
+
+        verdict = verify(draft, target_at, self.rng, self.stop_tokens)
+        self.target.keep(verdict.path)
+        new = self._commit([draft.tokens[node] for node in verdict.path], verdict)
+        record = Round(
+            index=self.num_rounds,
+            num_drafted=len(draft),
+            num_accepted=len(verdict.path),
+            num_tokens=len(new),
+            draft_s=self.drafter.decode_s - draft_s,
+            verify_s=self.target.decode_s - verify_s,
+            total_s=time.perf_counter() - started,
+        )
+        self.num_rounds += 1
+        yield from new
+        self.policy.learn(record)
+        yield record
+
+    def _commit(self, accepted: list[int], verdict: Verdict) -> list[Token]:
+        """Append what the round decided to the tokens, up to a stop token or the budget."""
+        new = [Token(token, "draft") for token in accepted]
+        if verdict.token is not None:
+            new.append(Token(verdict.token, verdict.source))
+        for index, token in enumerate(new):
+            if token.id in self.stop_tokens:
+                self.stopped = True
+                new = new[:index]
+                break
+        new = new[: self.end - len(self.tokens)]
+        self.tokens += [token.id for token in new]
+        return new

@@ -1,0 +1,154 @@
+"""Everything that is derived from the events of one answer."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass, field
+
+from specdec_cli.types import Event, Prefill, Round, Token
+
+
+@dataclass(slots=True)
+class Stats:
+    """Counts and times of one answer, fed with its events.
+
+    Attributes:
+        num_prompt_tokens: length of the prompt.
+        num_tokens: tokens of the answer so far.
+        num_first_tokens: those of them that the first round gave: they came with the reading of the prompt.
+        num_rounds: target passes that produced tokens.
+        num_drafted: draft tokens scored.
+        num_accepted: draft tokens accepted.
+        drafted_by_position: draft tokens scored at draft position 1, 2, ...
+        accepted_by_position: accepted ones at the same positions.
+        first_token_s: seconds from the start to the first token; None without one.
+        first_round_s: seconds from the start to the end of the first round.
+        wall_s: seconds from the start to the last event.
+        draft_s: seconds in the draft model's decode calls, prompt included.
+        verify_s: seconds in the target's decode calls, prompt included.
+    """
+
+    num_prompt_tokens: int = 0
+    num_tokens: int = 0
+    num_first_tokens: int = 0
+    num_rounds: int = 0
+    num_drafted: int = 0
+    num_accepted: int = 0
+    drafted_by_position: list[int] = field(default_factory=list)
+    accepted_by_position: list[int] = field(default_factory=list)
+    first_token_s: float | None = None
+    first_round_s: float = 0.0
+    wall_s: float = 0.0
+    draft_s: float = 0.0
+    verify_s: float = 0.0
+    _started: float = field(default_factory=time.perf_counter, repr=False)
+
+    def add(self, event: Event) -> None:
+        """Take the next event into account, at the moment it arrives."""
+        self.wall_s = time.perf_counter() - self._started
+        if isinstance(event, Token):
+            self.num_tokens += 1
+            if self.first_token_s is None:
+                self.first_token_s = self.wall_s
+        elif isinstance(event, Prefill):
+            self.num_prompt_tokens = event.num_tokens
+            self.verify_s += event.verify_s
+        elif isinstance(event, Round):
+            self._add_round(event)
+
+    def _add_round(self, record: Round) -> None:
+        if self.num_rounds == 0:
+            self.num_first_tokens = record.num_tokens
+            self.first_round_s = self.wall_s
+        self.num_rounds += 1
+        self.num_drafted += record.num_drafted
+        self.num_accepted += record.num_accepted
+        self.draft_s += record.draft_s
+        self.verify_s += record.verify_s
+        missing = record.num_drafted - len(self.drafted_by_position)
+        self.drafted_by_position += [0] * missing
+        self.accepted_by_position += [0] * missing
+        for position in range(record.num_drafted):
+            self.drafted_by_position[position] += 1
+        for position in range(record.num_accepted):
+            self.accepted_by_position[position] += 1
+
+    @property
+    def generation_s(self) -> float:
+        """Seconds after the first round: what the reading of the prompt has no part in."""
+        return self.wall_s - self.first_round_s
+
+    @property
+    def tokens_per_s(self) -> float:
+        """Tokens per second after the first round; 0.0 when there was no second one."""
+        later = self.num_tokens - self.num_first_tokens
+        return later / self.generation_s if later > 0 and self.generation_s > 0 else 0.0
+
+    @property
+    def acceptance_rate(self) -> float:
+        """Accepted / drafted; 0.0 without drafts."""
+        return self.num_accepted / self.num_drafted if self.num_drafted else 0.0
+
+    @property
+    def mean_acceptance_length(self) -> float:
+        """Tokens per target pass: 1 + accepted / rounds; 0.0 without rounds."""
+        return 1 + self.num_accepted / self.num_rounds if self.num_rounds else 0.0
+
+    @property
+    def acceptance_by_position(self) -> list[float]:
+        """Accepted / drafted at draft position 1, 2, ..."""
+        return [a / d for a, d in zip(self.accepted_by_position, self.drafted_by_position, strict=True)]
+
+    @property
+    def other_s(self) -> float:
+        """Seconds outside both models' decode calls."""
+        return max(0.0, self.wall_s - self.draft_s - self.verify_s)
+
+    @property
+    def time_shares(self) -> dict[str, float]:
+        """Shares of `wall_s` in "draft", "verify" and "other"; all 0.0 before the first event."""
+        whole = self.wall_s or 1.0
+        return {"draft": self.draft_s / whole, "verify": self.verify_s / whole, "other": self.other_s / whole}
+
+
+@dataclass(frozen=True, slots=True)
+class NearTie:
+    """Where two greedy outputs part, and how close the target's two best tokens are there.
+
+    Attributes:
+        position: index of the first differing token in the answer.
+        texts: both tokens as text, the target's best first.
+        logits: their logits in plain decoding, same order.
+    """
+
+    position: int
+    texts: tuple[str, str]
+    logits: tuple[float, float]
+
+    @property
+    def gap(self) -> float:
+        """Difference of the two logits."""
+        return self.logits[0] - self.logits[1]
+
+
+@dataclass(frozen=True, slots=True)
+class Comparison:
+    """A speculative answer and the baseline's for the same prompt and seed.
+
+    Attributes:
+        speculative: what the speculative run took.
+        baseline: what plain decoding took.
+        agree: whether the greedy outputs are equal; None when sampling.
+        near_tie: the first difference of two greedy outputs.
+    """
+
+    speculative: Stats
+    baseline: Stats
+    agree: bool | None = None
+    near_tie: NearTie | None = None
+
+    @property
+    def speedup(self) -> float:
+        """Speculative / baseline tokens per second; 0.0 when either is unknown."""
+        base = self.baseline.tokens_per_s
+        return self.speculative.tokens_per_s / base if base else 0.0

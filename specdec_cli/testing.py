@@ -1,0 +1,76 @@
+"""A public stand-in for a model: a small vocabulary with exact distributions and the manners of a real cache."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from specdec_cli.context import CachedContext
+from specdec_cli.types import Draft, Logits
+
+
+class FakeContext(CachedContext):
+    """A Markov chain over a small vocabulary, served through a cache that can be wrong in the ways real ones are.
+
+    Logits are computed from what the simulated cache really holds, so a mistake in the bookkeeping changes them.
+
+    Args:
+        table: logits by previous tokens, shape (num_vocab,) * order + (num_vocab,): the next token's logits depend on
+            the last `order` tokens (missing ones count as token 0).
+        num_ctx: tokens the cache can hold.
+        chunk: the most tokens of one decode call.
+        can_forget: whether a tail can be dropped; recurrent models cannot.
+    """
+
+    def __init__(
+        self, table: Logits, *, num_ctx: int = 256, chunk: int = 32, can_forget: bool = True
+    ) -> None:
+        super().__init__(num_ctx, table.shape[-1], chunk)
+        self._table = table
+        self._cells: list[int] = []
+        self._can_forget = can_forget
+        self.fail_next: BaseException | None = None
+        self.num_calls = 0
+
+    @classmethod
+    def random(cls, seed: int, *, num_vocab: int = 8, order: int = 2, sharpness: float = 2.0, **kwargs: int) -> FakeContext:
+        """A random table; a larger `sharpness` makes the distributions more peaked."""
+        rng = np.random.default_rng(seed)
+        return cls(sharpness * rng.standard_normal((num_vocab,) * (order + 1)), **kwargs)  # type: ignore[arg-type]
+
+    def logits_after(self, tokens: Sequence[int]) -> Logits:
+        """The exact logits after `tokens`, shape (num_vocab,)."""
+        order = self._table.ndim - 1
+        padded = [0] * order + list(tokens)
+        return np.asarray(self._table[tuple(padded[len(padded) - order :])])
+
+    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Logits | None:
+        self.num_calls += 1
+        if self.fail_next is not None:
+            error, self.fail_next = self.fail_next, None
+            # Like an aborted decode: a part of the batch is in the cache already.
+            self._cells += tokens[: len(tokens) // 2]
+            raise error
+        self._cells += tokens
+        if not rows:
+            return None
+        base = list(self._cells)
+        paths: list[list[int]] = []
+        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+            paths.append([*(paths[parent] if parent >= 0 else []), token])
+        self._cells += draft.tokens
+        return np.stack([self.logits_after(base + path) for path in [[], *paths]])
+
+    def _drop_tail(self, num_kept: int) -> bool:
+        if self._can_forget:
+            del self._cells[num_kept:]
+        return self._can_forget
+
+    def _keep_path(self, draft: Draft, path: Sequence[int], num_before: int) -> bool:
+        if self._can_forget:
+            self._cells[num_before:] = [draft.tokens[node] for node in path]
+        return self._can_forget
+
+    def _clear(self) -> None:
+        self._cells.clear()

@@ -1,0 +1,256 @@
+"""The values that travel between the parts (drafts, verdicts, sampling settings, events), and the three seams."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Literal, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from specdec_cli.distribution import Distribution
+from specdec_cli.errors import UsageError
+
+Logits = NDArray[np.floating[Any]]
+
+Source = Literal["draft", "bonus", "recovered", "target"]
+FinishReason = Literal["eog", "length", "context"]
+
+
+@dataclass(frozen=True, slots=True)
+class Draft:
+    """Tokens proposed in one round: a chain or a tree, parents before children.
+
+    Attributes:
+        tokens: ids, shape (n,).
+        parents: index of each node's parent, -1 for "after the last committed token", shape (n,).
+        probs: the distribution each token was **sampled** from, or None for a point mass (n-gram, greedy, top-k
+            children). Attaching a distribution that a token was not sampled from makes the output biased.
+        confidences: the drafter's own estimate in [0, 1] that each token is accepted, shape (n,).
+    """
+
+    tokens: tuple[int, ...] = ()
+    parents: tuple[int, ...] = ()
+    probs: tuple[Distribution | None, ...] = ()
+    confidences: tuple[float, ...] = ()
+
+    @classmethod
+    def chain(
+        cls,
+        tokens: Sequence[int],
+        probs: Sequence[Distribution | None] | None = None,
+        confidences: Sequence[float] | None = None,
+    ) -> Draft:
+        """A draft in which each token follows the one before."""
+        num = len(tokens)
+        return cls(
+            tuple(tokens),
+            tuple(range(-1, num - 1)),
+            (None,) * num if probs is None else tuple(probs),
+            (1.0,) * num if confidences is None else tuple(confidences),
+        )
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def is_chain(self) -> bool:
+        """Whether every token follows the one before."""
+        return all(parent == index - 1 for index, parent in enumerate(self.parents))
+
+    def children(self) -> dict[int, list[int]]:
+        """Parent index -> indices of its children, in order."""
+        found: dict[int, list[int]] = {}
+        for index, parent in enumerate(self.parents):
+            found.setdefault(parent, []).append(index)
+        return found
+
+
+EMPTY_DRAFT = Draft()
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What verification decided about a draft.
+
+    Attributes:
+        path: indices of the accepted nodes, root to leaf.
+        token: the target's own token after them; None when the path ends in a stop token.
+        source: "bonus" after a whole path, "recovered" after a rejection, "target" when nothing was drafted.
+    """
+
+    path: tuple[int, ...]
+    token: int | None
+    source: Source
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingParams:
+    """Sampling settings; names, order of application and defaults are llama.cpp's.
+
+    Attributes:
+        temperature: 0 is greedy decoding.
+        top_k: number of likeliest tokens kept, 0 is off.
+        top_p: nucleus mass kept, 1 is off.
+        min_p: kept when at least this share of the likeliest token's probability, 0 is off.
+        repeat_last_n: number of last tokens that penalties look at, 0 is off, -1 is all.
+        repeat_penalty: 1 is off.
+        presence_penalty: 0 is off.
+        frequency_penalty: 0 is off.
+        logit_bias: (token id, added to its logit) pairs.
+        seed: of the one random generator of an answer; None draws one.
+
+    Raises:
+        UsageError: a value outside its range.
+    """
+
+    temperature: float = 0.8
+    top_k: int = 40
+    top_p: float = 0.95
+    min_p: float = 0.05
+    repeat_last_n: int = 64
+    repeat_penalty: float = 1.0
+    presence_penalty: float = 0.0
+    frequency_penalty: float = 0.0
+    logit_bias: tuple[tuple[int, float], ...] = ()
+    seed: int | None = None
+
+    def __post_init__(self) -> None:
+        _require("temperature", self.temperature, self.temperature >= 0, "0 (greedy) or more")
+        _require("top-k", self.top_k, self.top_k >= 0, "0 (off) or more")
+        _require("top-p", self.top_p, 0 < self.top_p <= 1, "above 0 and up to 1 (off)")
+        _require("min-p", self.min_p, 0 <= self.min_p <= 1, "from 0 (off) to 1")
+        _require("repeat-last-n", self.repeat_last_n, self.repeat_last_n >= -1, "-1 (all), 0 (off) or more")
+        _require("repeat-penalty", self.repeat_penalty, 0 < self.repeat_penalty <= 100, "above 0 and up to 100")
+        _require("presence-penalty", self.presence_penalty, abs(self.presence_penalty) <= 100, "from -100 to 100")
+        _require("frequency-penalty", self.frequency_penalty, abs(self.frequency_penalty) <= 100, "from -100 to 100")
+        for token, bias in self.logit_bias:
+            _require(f"logit-bias of token {token}", bias, not math.isnan(bias) and bias < math.inf, "a number")
+        seed = 0 if self.seed is None else self.seed
+        _require("seed", seed, 0 <= seed < 2**64, "from 0 to 2^64 - 1")
+
+    @property
+    def is_greedy(self) -> bool:
+        """Whether every token is the likeliest one."""
+        return self.temperature == 0
+
+    @property
+    def history_size(self) -> int | None:
+        """How many last tokens the penalties look at; 0 when they are off, None for all."""
+        off = self.repeat_penalty == 1 and self.presence_penalty == 0 and self.frequency_penalty == 0
+        if off or self.repeat_last_n == 0:
+            return 0
+        return None if self.repeat_last_n < 0 else self.repeat_last_n
+
+
+def _require(name: str, value: float, holds: bool, allowed: str) -> None:
+    if not holds or math.isnan(value):
+        raise UsageError(f"{name} must be {allowed}, not {value}", f"see `specdec run --help` for `--{name.split()[0]}`")
+
+
+@dataclass(frozen=True, slots=True)
+class Token:
+    """One token of the answer, in order.
+
+    Attributes:
+        id: token id.
+        source: where it came from.
+        text: text that became complete with it; may be empty in the middle of a character. Filled in by a session.
+    """
+
+    id: int
+    source: Source
+    text: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """One draft-verify cycle, reported after its tokens.
+
+    Attributes:
+        index: number of the round, from 0.
+        num_drafted: draft tokens that the target scored.
+        num_accepted: draft tokens accepted.
+        num_tokens: tokens committed to the answer, bonus or recovered one included.
+        draft_s: seconds inside the draft model's decode calls.
+        verify_s: seconds inside the target's decode calls.
+        total_s: seconds of the whole round.
+    """
+
+    index: int
+    num_drafted: int
+    num_accepted: int
+    num_tokens: int
+    draft_s: float
+    verify_s: float
+    total_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Prefill:
+    """The prompt was read by the target, reported once before the first token.
+
+    Attributes:
+        num_tokens: length of the prompt.
+        verify_s: seconds inside the target's decode calls; the last part of the prompt is decoded with the first round.
+    """
+
+    num_tokens: int
+    verify_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Finish:
+    """The last event of an answer: why it ended, and text that was still held back."""
+
+    reason: FinishReason
+    text: str = ""
+
+
+Event = Prefill | Token | Round | Finish
+
+
+class Context(Protocol):
+    """A model with its cache; see `specdec_cli.context.CachedContext` for the contract."""
+
+    @property
+    def num_ctx(self) -> int:
+        """Tokens the cache can hold."""
+    @property
+    def num_vocab(self) -> int:
+        """Length of a logits row."""
+    @property
+    def tokens(self) -> Sequence[int]:
+        """Tokens the cache holds."""
+    @property
+    def decode_s(self) -> float:
+        """Seconds spent in decode calls so far."""
+    def sync(self, tokens: Sequence[int]) -> None:
+        """Make the cache hold exactly `tokens`; the last part may be decoded with the next `score`."""
+    def score(self, draft: Draft = EMPTY_DRAFT) -> Logits:
+        """Logits after the last synced token and after each draft node, shape (1 + len(draft), num_vocab)."""
+    def keep(self, path: Sequence[int]) -> None:
+        """Keep the draft nodes on `path` in the cache, drop the others."""
+
+
+class LengthPolicy(Protocol):
+    """Decides how long a draft gets; learns from each round."""
+
+    def draft_more(self, confidences: Sequence[float]) -> bool:
+        """Whether to draft one more token after those with these confidences (none yet: whether to draft at all)."""
+    def keep_last(self, confidences: Sequence[float]) -> bool:
+        """Whether the token drafted last, now with its own confidence known, is worth scoring."""
+    def learn(self, record: Round) -> None:
+        """Take a finished round into account."""
+
+
+class Drafter(Protocol):
+    """Anything that proposes tokens."""
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds spent in a draft model's decode calls so far; 0.0 without one."""
+    def propose(self, tokens: Sequence[int], policy: LengthPolicy, limit: int) -> Draft:
+        """Propose what follows `tokens`: at most `limit` tokens deep, as long as the policy wants more."""
