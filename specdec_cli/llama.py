@@ -1,0 +1,469 @@
+"""llama.cpp behind the `Context` seam: the only module that imports llama_cpp."""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections import deque
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import llama_cpp
+import numpy as np
+import psutil
+
+from specdec_cli import interrupt
+from specdec_cli.context import CachedContext
+from specdec_cli.errors import BackendError, IncompatibleModelsError, ModelLoadError
+from specdec_cli.types import Draft, Logits
+
+CHUNK = 512
+"""Tokens of one decode call while a prompt is read."""
+
+MAX_DRAFT_TOKENS = 64
+"""The largest draft, in nodes, that a context scores: it bounds the logits buffer."""
+
+KV_TYPES = {
+    "f32": llama_cpp.GGML_TYPE_F32,
+    "f16": llama_cpp.GGML_TYPE_F16,
+    "q8_0": llama_cpp.GGML_TYPE_Q8_0,
+    "q5_1": llama_cpp.GGML_TYPE_Q5_1,
+    "q5_0": llama_cpp.GGML_TYPE_Q5_0,
+    "q4_1": llama_cpp.GGML_TYPE_Q4_1,
+    "q4_0": llama_cpp.GGML_TYPE_Q4_0,
+}
+"""Names of the cache types that `--kv-type` takes."""
+
+_LOG_DEBUG, _LOG_WARN, _LOG_ERROR, _LOG_CONT = 1, 3, 4, 5
+_NEGLIGIBLE_ATTRS = llama_cpp.LLAMA_TOKEN_ATTR_UNUSED | llama_cpp.LLAMA_TOKEN_ATTR_UNDEFINED
+
+_log_lines: deque[str] = deque(maxlen=200)
+_log_level = _LOG_DEBUG
+
+
+@llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+def _on_log(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
+    """Keep warnings and errors; the bindings' own callback is off by one level and drops errors."""
+    global _log_level
+    _log_level = _log_level if level == _LOG_CONT else level
+    line = text.decode("utf-8", "replace").strip()
+    if line and _log_level in (_LOG_WARN, _LOG_ERROR):
+        _log_lines.append(line)
+
+
+llama_cpp.llama_log_set(_on_log, ctypes.c_void_p(0))
+
+
+def last_error() -> str:
+    """The most telling recent line of llama.cpp's log; empty when there is none."""
+    errors = [line for line in _log_lines if "failed" not in line.lower()] or list(_log_lines)
+    return errors[-1] if errors else ""
+
+
+def supports_gpu_offload() -> bool:
+    """Whether this build can put layers on a GPU."""
+    return bool(llama_cpp.llama_supports_gpu_offload())
+
+
+def versions() -> dict[str, str]:
+    """Versions of the bindings and of llama.cpp, and the CPU features the library was built for."""
+    return {
+        "llama-cpp-python": str(llama_cpp.__version__),
+        "llama.cpp": llama_cpp.llama_version().decode(),
+        "system": llama_cpp.llama_print_system_info().decode(),
+    }
+
+
+def default_threads() -> int:
+    """Physical cores this process may use."""
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return max(1, min(allowed, psutil.cpu_count(logical=False) or allowed))
+
+
+class Model:
+    """A loaded GGUF file.
+
+    Args:
+        path: the file; of a split model the first shard.
+        gpu_layers: layers on the GPU; -1 is all, also the default when the build supports offload.
+        use_extra_bufts: whether weights may be repacked for special instructions (see `specdec_cli.selfcheck`).
+        vocab_only: load the vocabulary and metadata, no weights.
+
+    Raises:
+        ModelLoadError: with llama.cpp's own reason.
+    """
+
+    def __init__(
+        self, path: Path, *, gpu_layers: int | None = None, use_extra_bufts: bool = True, vocab_only: bool = False
+    ) -> None:
+        self.path = path
+        llama_cpp.llama_backend_init()
+        params = llama_cpp.llama_model_default_params()
+        params.use_extra_bufts = use_extra_bufts
+        params.vocab_only = vocab_only
+        params.n_gpu_layers = (-1 if supports_gpu_offload() else 0) if gpu_layers is None else gpu_layers
+        on_progress, was_interrupted = _load_progress()
+        params.progress_callback = on_progress
+        _log_lines.clear()
+        self._handle = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
+        if was_interrupted():
+            self.close()
+            raise KeyboardInterrupt
+        if not self._handle:
+            raise ModelLoadError(
+                f"cannot load `{path}`: {last_error() or 'llama.cpp gave no reason'}",
+                "the file may be cut off or made for a newer llama.cpp; download it again, or update llama-cpp-python",
+            )
+        self._vocab = llama_cpp.llama_model_get_vocab(self._handle)
+        self._piece_buffer = ctypes.create_string_buffer(1024)
+
+    def close(self) -> None:
+        """Free the weights; contexts of this model must be closed before."""
+        if self._handle:
+            llama_cpp.llama_model_free(self._handle)
+            self._handle = None
+
+    def __enter__(self) -> Model:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    @property
+    def handle(self) -> Any:
+        """The llama_model pointer."""
+        if not self._handle:
+            raise ValueError("the model is closed")
+        return self._handle
+
+    @cached_property
+    def num_vocab(self) -> int:
+        """Number of token ids, padding included."""
+        return int(llama_cpp.llama_vocab_n_tokens(self._vocab))
+
+    @cached_property
+    def max_ctx(self) -> int:
+        """Tokens of context that the model was trained for."""
+        return int(llama_cpp.llama_model_n_ctx_train(self.handle))
+
+    @cached_property
+    def stop_tokens(self) -> frozenset[int]:
+        """All end-of-generation tokens."""
+        is_eog = llama_cpp.llama_vocab_is_eog
+        return frozenset(token for token in range(self.num_vocab) if is_eog(self._vocab, token))
+
+    @cached_property
+    def bos(self) -> int | None:
+        """Beginning-of-sequence token, if the model has one."""
+        token = int(llama_cpp.llama_vocab_bos(self._vocab))
+        return token if token >= 0 else None
+
+    @cached_property
+    def eos(self) -> int | None:
+        """End-of-sequence token, if the model has one."""
+        token = int(llama_cpp.llama_vocab_eos(self._vocab))
+        return token if token >= 0 else None
+
+    @cached_property
+    def adds_bos(self) -> bool:
+        """Whether the tokenizer puts BOS in front of a text."""
+        return bool(llama_cpp.llama_vocab_get_add_bos(self._vocab))
+
+    @cached_property
+    def chat_template(self) -> str | None:
+        """The Jinja source stored in the file."""
+        template = llama_cpp.llama_model_chat_template(self.handle, None)
+        return template.decode("utf-8", "replace") if template else None
+
+    @cached_property
+    def tokenizer_kind(self) -> int:
+        """llama.cpp's vocabulary type: BPE, SentencePiece, ..."""
+        return int(llama_cpp.llama_vocab_type(self._vocab))
+
+    @cached_property
+    def description(self) -> str:
+        """Architecture, size and quantization in words."""
+        buffer = ctypes.create_string_buffer(256)
+        llama_cpp.llama_model_desc(self.handle, buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace")
+
+    def token_text(self, token: int) -> str:
+        """The vocabulary's entry for a token, not decoded: what two vocabularies are compared by."""
+        text = llama_cpp.llama_vocab_get_text(self._vocab, token)
+        return text.decode("utf-8", "replace") if text else ""
+
+    def token_attr(self, token: int) -> int:
+        """llama.cpp's attribute bits of a token."""
+        return int(llama_cpp.llama_vocab_get_attr(self._vocab, token))
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of a text.
+
+        Args:
+            text: any text; lone surrogates are replaced.
+            add_special: add BOS and the like where the model wants them.
+            parse_special: take the text of special tokens for these tokens.
+        """
+        data = text.encode("utf-8", "replace")
+        capacity = len(data) + 8
+        while True:
+            buffer = (llama_cpp.llama_token * capacity)()
+            num = llama_cpp.llama_tokenize(self._vocab, data, len(data), buffer, capacity, add_special, parse_special)
+            if num >= 0:
+                return list(buffer[:num])
+            capacity = -num
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """Bytes of a token as they appear in the answer; special tokens are empty unless `special`."""
+        num = llama_cpp.llama_token_to_piece(self._vocab, token, self._piece_buffer, len(self._piece_buffer), 0, special)
+        if num < 0:
+            self._piece_buffer = ctypes.create_string_buffer(-num)
+            return self.piece(token, special=special)
+        return self._piece_buffer.raw[:num]
+
+
+def _load_progress() -> tuple[Any, Any]:
+    """A callback that lets Ctrl-C end the loading, and a function that says whether it did."""
+    interrupted: list[bool] = []
+
+    @llama_cpp.llama_progress_callback  # type: ignore[untyped-decorator]
+    def on_progress(_share: float, _user_data: ctypes.c_void_p) -> bool:
+        try:
+            return not interrupt.stop_requested()
+        except KeyboardInterrupt:
+            interrupted.append(True)
+            return False
+
+    return on_progress, lambda: bool(interrupted) or interrupt.stop_requested()
+
+
+def check_vocabularies(target: Model, draft: Model) -> int:
+    """Number of leading token ids that both models have in common.
+
+    Sizes may differ, because embedding matrices are padded; ids that either file calls unused are not compared.
+
+    Raises:
+        IncompatibleModelsError: naming the first differing token.
+    """
+    shared = min(target.num_vocab, draft.num_vocab)
+    hint = "use a draft model of the same family, or `--no-draft`; `specdec pull` fetches a pair that fits"
+    if target.tokenizer_kind != draft.tokenizer_kind:
+        raise IncompatibleModelsError(
+            f"target and draft have different kinds of tokenizer ({_first_difference(target, draft, shared)})", hint
+        )
+    difference = _first_difference(target, draft, shared)
+    if difference:
+        raise IncompatibleModelsError(f"target and draft have different vocabularies: {difference}", hint)
+    if (target.adds_bos, target.bos) != (draft.adds_bos, draft.bos) and target.adds_bos and draft.adds_bos:
+        raise IncompatibleModelsError(f"target and draft start a text differently: BOS {target.bos} and {draft.bos}", hint)
+    return shared
+
+
+def _first_difference(target: Model, draft: Model, shared: int) -> str:
+    text, attr = llama_cpp.llama_vocab_get_text, llama_cpp.llama_vocab_get_attr
+    first, second = target._vocab, draft._vocab
+    for token in range(shared):
+        if text(first, token) == text(second, token):
+            continue
+        if (attr(first, token) | attr(second, token)) & _NEGLIGIBLE_ATTRS:
+            continue
+        return f"token {token} is {target.token_text(token)!r} in the target and {draft.token_text(token)!r} in the draft"
+    return ""
+
+
+@dataclass(frozen=True, slots=True)
+class ContextOptions:
+    """How a context is set up.
+
+    Attributes:
+        num_ctx: tokens the cache holds.
+        threads: for decoding; None is every physical core.
+        kv_type: a name of `KV_TYPES`.
+        max_leaves: leaves of the widest draft tree.
+    """
+
+    num_ctx: int
+    threads: int | None = None
+    kv_type: str = "f16"
+    max_leaves: int = 1
+
+
+class LlamaContext(CachedContext):
+    """A llama.cpp context; see `CachedContext` for the contract.
+
+    Args:
+        model: stays open as long as the context.
+        options: sizes and threads.
+
+    Raises:
+        BackendError: the context could not be made, usually for want of memory, or a decode call failed.
+    """
+
+    def __init__(self, model: Model, options: ContextOptions) -> None:
+        self._handle = None
+        capacity = CHUNK + MAX_DRAFT_TOKENS
+        super().__init__(options.num_ctx, model.num_vocab, CHUNK)
+        self._handle = llama_cpp.llama_init_from_model(model.handle, self._params(options, capacity))
+        if not self._handle:
+            raise BackendError(
+                f"no context of {options.num_ctx} tokens for `{model.path.name}`: {last_error()}",
+                "use a smaller `--ctx`, or `--kv-type q8_0`",
+            )
+        self._memory = llama_cpp.llama_get_memory(self._handle)
+        self._max_leaves = options.max_leaves
+        self._batch = _Batch(capacity, options.max_leaves)
+
+    @staticmethod
+    def _params(options: ContextOptions, capacity: int) -> Any:
+        params = llama_cpp.llama_context_default_params()
+        params.n_ctx = options.num_ctx
+        params.n_batch = capacity
+        params.n_ubatch = CHUNK
+        params.n_outputs_max = MAX_DRAFT_TOKENS + 1
+        params.n_seq_max = options.max_leaves
+        params.kv_unified = options.max_leaves > 1
+        params.n_threads = params.n_threads_batch = options.threads or default_threads()
+        params.type_k = params.type_v = KV_TYPES[options.kv_type]
+        params.no_perf = True
+        function, argument = interrupt.abort_callback()
+        params.abort_callback = llama_cpp.ggml_abort_callback(function)
+        params.abort_callback_data = argument
+        return params
+
+    def close(self) -> None:
+        """Free the cache."""
+        if self._handle:
+            llama_cpp.llama_free(self._handle)
+            self._handle = None
+            self._batch.close()
+
+    def __enter__(self) -> LlamaContext:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Logits | None:
+        if not self._handle:
+            raise ValueError("the context is closed")
+        num_before, num_rows = len(self._cached), 1 + len(draft)
+        if len(draft) > MAX_DRAFT_TOKENS:
+            raise ValueError(f"a draft of {len(draft)} tokens; the most is {MAX_DRAFT_TOKENS}")
+        self._batch.fill(tokens, num_before, draft, num_rows if rows else 0)
+        if not draft.is_chain:
+            self._open_sequences(draft, num_before)
+        code = llama_cpp.llama_decode(self._handle, self._batch.struct)
+        if code == 2:
+            raise KeyboardInterrupt
+        if code != 0:
+            raise BackendError(f"llama.cpp could not decode (code {code}): {last_error()}", "try a smaller `--ctx`")
+        if not rows:
+            return None
+        logits = llama_cpp.llama_get_logits(self._handle)
+        return np.ctypeslib.as_array(logits, (num_rows, self._num_vocab))
+
+    def _open_sequences(self, draft: Draft, num_before: int) -> None:
+        """One sequence a leaf; each shares the committed cells with sequence 0."""
+        num_leaves = len(_leaves(draft))
+        if num_leaves > self._max_leaves:
+            raise ValueError(f"a draft with {num_leaves} leaves; this context takes {self._max_leaves}")
+        for leaf in range(1, num_leaves):
+            llama_cpp.llama_memory_seq_rm(self._memory, leaf, -1, -1)
+            llama_cpp.llama_memory_seq_cp(self._memory, 0, leaf, 0, num_before)
+
+    def _keep_path(self, draft: Draft, path: Sequence[int], num_before: int) -> bool:
+        end = num_before + len(path)
+        if draft.is_chain:
+            return self._drop_tail(end)
+        if path:
+            # Any leaf below the last kept node has the whole path in its sequence.
+            winner = next(i for i, members in enumerate(_leaves(draft)) if path[-1] in members)
+            if winner:
+                llama_cpp.llama_memory_seq_rm(self._memory, 0, num_before, -1)
+                llama_cpp.llama_memory_seq_cp(self._memory, winner, 0, num_before, end)
+        return self._drop_tail(end)
+
+    def _drop_tail(self, num_kept: int) -> bool:
+        for leaf in range(1, self._max_leaves):
+            llama_cpp.llama_memory_seq_rm(self._memory, leaf, -1, -1)
+        return bool(llama_cpp.llama_memory_seq_rm(self._memory, 0, num_kept, -1))
+
+    def _clear(self) -> None:
+        llama_cpp.llama_memory_clear(self._memory, False)
+
+
+class _Batch:
+    """A llama_batch with NumPy views over its arrays."""
+
+    def __init__(self, capacity: int, max_leaves: int) -> None:
+        self.struct = llama_cpp.llama_batch_init(capacity, 0, max_leaves)
+        self._token, self._pos, self._num_seq, self._logits = (
+            np.ctypeslib.as_array(field, (capacity,))
+            for field in (self.struct.token, self.struct.pos, self.struct.n_seq_id, self.struct.logits)
+        )
+        self._num_seq[:] = 1
+        for index in range(capacity):
+            self.struct.seq_id[index][0] = 0
+
+    def fill(self, tokens: Sequence[int], num_before: int, draft: Draft, num_rows: int) -> None:
+        """`tokens` behind `num_before` cached ones, then the draft; logits for the last `num_rows` entries."""
+        num_tokens, num_all = len(tokens), len(tokens) + len(draft)
+        first_row = num_all - num_rows
+        self._token[:num_tokens] = tokens
+        self._token[num_tokens:num_all] = draft.tokens
+        self._pos[:num_all] = np.arange(num_before, num_before + num_all)
+        self._logits[:first_row] = 0
+        self._logits[first_row:num_all] = 1
+        self.struct.n_tokens = num_all
+        if draft.is_chain:
+            self._num_seq[:num_all] = 1
+        else:
+            self._fill_tree(num_tokens, num_before + num_tokens, draft)
+
+    def _fill_tree(self, offset: int, first_pos: int, draft: Draft) -> None:
+        """Each node belongs to the sequences of all leaves below it; what stands before it to all sequences."""
+        leaves = _leaves(draft)
+        for index in range(offset):
+            self._set_sequences(index, range(len(leaves)))
+        for node in range(len(draft)):
+            self._pos[offset + node] = first_pos + _depth(draft, node)
+            self._set_sequences(offset + node, [leaf for leaf, path in enumerate(leaves) if node in path])
+
+    def _set_sequences(self, index: int, sequences: Sequence[int]) -> None:
+        self._num_seq[index] = len(sequences)
+        for slot, sequence in enumerate(sequences):
+            self.struct.seq_id[index][slot] = sequence
+
+    def close(self) -> None:
+        """Free the arrays."""
+        llama_cpp.llama_batch_free(self.struct)
+
+
+def _leaves(draft: Draft) -> list[set[int]]:
+    """For each leaf the nodes on the way to it, itself included."""
+    inner = set(draft.parents)
+    return [set(_ancestry(draft, node)) for node in range(len(draft)) if node not in inner]
+
+
+def _ancestry(draft: Draft, node: int) -> Iterator[int]:
+    while node >= 0:
+        yield node
+        node = draft.parents[node]
+
+
+def _depth(draft: Draft, node: int) -> int:
+    return sum(1 for _ in _ancestry(draft, node)) - 1
+
+
+@contextlib.contextmanager
+def loaded(path: Path, **kwargs: Any) -> Iterator[Model]:
+    """A model that is closed at the end of the block."""
+    model = Model(path, **kwargs)
+    try:
+        yield model
+    finally:
+        model.close()
