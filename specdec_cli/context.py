@@ -102,6 +102,11 @@ class CachedContext(ABC):
         self._draft = EMPTY_DRAFT
         self._unsure = False
 
+    def clear(self) -> None:
+        """Empty the cache."""
+        self._forget()
+        self._pending, self._draft, self._unsure = [], EMPTY_DRAFT, False
+
     def _truncate(self, num_kept: int) -> None:
         """Drop everything after the first `num_kept` tokens; a cache that cannot drop a tail forgets all."""
         if num_kept < len(self._cached) or self._unsure:

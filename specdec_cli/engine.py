@@ -1,4 +1,4 @@
-"""The draft-verify loop: one generator of events for chains, trees and, with a drafter that proposes nothing, the baseline."""
+"""The draft-verify loop: one generator of events for chains and trees; a drafter that proposes nothing is the baseline."""
 
 from __future__ import annotations
 
@@ -11,7 +11,18 @@ import numpy as np
 from specdec_cli.distribution import Distribution
 from specdec_cli.errors import ContextFullError
 from specdec_cli.sampling import Sampler
-from specdec_cli.types import Context, Drafter, Event, Finish, FinishReason, LengthPolicy, Prefill, Round, Token, Verdict
+from specdec_cli.types import (
+    Context,
+    Drafter,
+    Event,
+    Finish,
+    FinishReason,
+    LengthPolicy,
+    Prefill,
+    Round,
+    Token,
+    Verdict,
+)
 from specdec_cli.verify import verify
 
 

@@ -219,7 +219,9 @@ class Model:
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Bytes of a token as they appear in the answer; special tokens are empty unless `special`."""
-        num = llama_cpp.llama_token_to_piece(self._vocab, token, self._piece_buffer, len(self._piece_buffer), 0, special)
+        num = llama_cpp.llama_token_to_piece(
+            self._vocab, token, self._piece_buffer, len(self._piece_buffer), 0, special
+        )
         if num < 0:
             self._piece_buffer = ctypes.create_string_buffer(-num)
             return self.piece(token, special=special)
@@ -259,7 +261,9 @@ def check_vocabularies(target: Model, draft: Model) -> int:
     if difference:
         raise IncompatibleModelsError(f"target and draft have different vocabularies: {difference}", hint)
     if (target.adds_bos, target.bos) != (draft.adds_bos, draft.bos) and target.adds_bos and draft.adds_bos:
-        raise IncompatibleModelsError(f"target and draft start a text differently: BOS {target.bos} and {draft.bos}", hint)
+        raise IncompatibleModelsError(
+            f"target and draft start a text differently: BOS {target.bos} and {draft.bos}", hint
+        )
     return shared
 
 
@@ -271,7 +275,9 @@ def _first_difference(target: Model, draft: Model, shared: int) -> str:
             continue
         if (attr(first, token) | attr(second, token)) & _NEGLIGIBLE_ATTRS:
             continue
-        return f"token {token} is {target.token_text(token)!r} in the target and {draft.token_text(token)!r} in the draft"
+        return (
+            f"token {token} is {target.token_text(token)!r} in the target and {draft.token_text(token)!r} in the draft"
+        )
     return ""
 
 

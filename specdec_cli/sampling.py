@@ -107,7 +107,7 @@ def top_probability(logits: Logits) -> float:
     return float(1.0 / np.exp(logits - logits.max()).sum(dtype=np.float64))
 
 
-def top_two_gap(logits: Logits) -> tuple[tuple[int, float], tuple[int, float]]:
+def top_two(logits: Logits) -> tuple[tuple[int, float], tuple[int, float]]:
     """The two best tokens with their logits, best first: what a near-tie is judged by."""
     second, best = np.argpartition(logits, logits.size - 2)[-2:]
     if logits[second] > logits[best]:

@@ -23,9 +23,7 @@ class FakeContext(CachedContext):
         can_forget: whether a tail can be dropped; recurrent models cannot.
     """
 
-    def __init__(
-        self, table: Logits, *, num_ctx: int = 256, chunk: int = 32, can_forget: bool = True
-    ) -> None:
+    def __init__(self, table: Logits, *, num_ctx: int = 256, chunk: int = 32, can_forget: bool = True) -> None:
         super().__init__(num_ctx, table.shape[-1], chunk)
         self._table = table
         self._cells: list[int] = []
@@ -34,7 +32,9 @@ class FakeContext(CachedContext):
         self.num_calls = 0
 
     @classmethod
-    def random(cls, seed: int, *, num_vocab: int = 8, order: int = 2, sharpness: float = 2.0, **kwargs: int) -> FakeContext:
+    def random(
+        cls, seed: int, *, num_vocab: int = 8, order: int = 2, sharpness: float = 2.0, **kwargs: int
+    ) -> FakeContext:
         """A random table; a larger `sharpness` makes the distributions more peaked."""
         rng = np.random.default_rng(seed)
         return cls(sharpness * rng.standard_normal((num_vocab,) * (order + 1)), **kwargs)  # type: ignore[arg-type]

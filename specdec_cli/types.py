@@ -147,7 +147,9 @@ class SamplingParams:
 
 def _require(name: str, value: float, holds: bool, allowed: str) -> None:
     if not holds or math.isnan(value):
-        raise UsageError(f"{name} must be {allowed}, not {value}", f"see `specdec run --help` for `--{name.split()[0]}`")
+        raise UsageError(
+            f"{name} must be {allowed}, not {value}", f"see `specdec run --help` for `--{name.split()[0]}`"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,19 +220,25 @@ class Context(Protocol):
     @property
     def num_ctx(self) -> int:
         """Tokens the cache can hold."""
+
     @property
     def num_vocab(self) -> int:
         """Length of a logits row."""
+
     @property
     def tokens(self) -> Sequence[int]:
         """Tokens the cache holds."""
+
     @property
     def decode_s(self) -> float:
         """Seconds spent in decode calls so far."""
+
     def sync(self, tokens: Sequence[int]) -> None:
         """Make the cache hold exactly `tokens`; the last part may be decoded with the next `score`."""
+
     def score(self, draft: Draft = EMPTY_DRAFT) -> Logits:
         """Logits after the last synced token and after each draft node, shape (1 + len(draft), num_vocab)."""
+
     def keep(self, path: Sequence[int]) -> None:
         """Keep the draft nodes on `path` in the cache, drop the others."""
 
@@ -240,8 +248,10 @@ class LengthPolicy(Protocol):
 
     def draft_more(self, confidences: Sequence[float]) -> bool:
         """Whether to draft one more token after those with these confidences (none yet: whether to draft at all)."""
+
     def keep_last(self, confidences: Sequence[float]) -> bool:
         """Whether the token drafted last, now with its own confidence known, is worth scoring."""
+
     def learn(self, record: Round) -> None:
         """Take a finished round into account."""
 
@@ -252,5 +262,6 @@ class Drafter(Protocol):
     @property
     def decode_s(self) -> float:
         """Seconds spent in a draft model's decode calls so far; 0.0 without one."""
+
     def propose(self, tokens: Sequence[int], policy: LengthPolicy, limit: int) -> Draft:
         """Propose what follows `tokens`: at most `limit` tokens deep, as long as the policy wants more."""

@@ -1,0 +1,65 @@
+"""Which two files: named by path, by a pair, or by both."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec_cli.registry import ModelSpec, load_registry
+from specdec_cli.sources import Progress, fetch
+
+DEFAULT_DRAFT_TOKENS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class ModelChoice:
+    """What a user named.
+
+    Attributes:
+        name: the pair's name, or the target file's.
+        target: path of the target, or the model to have.
+        draft: the same for the draft model; None for plain decoding.
+        num_draft_tokens: the pair's own setting, else the default.
+    """
+
+    name: str
+    target: Path | ModelSpec
+    draft: Path | ModelSpec | None
+    num_draft_tokens: int
+
+
+def choose_models(pair: str | None, target: Path | None, draft: Path | None, *, no_draft: bool = False) -> ModelChoice:
+    """Files named by path, the others from the pair; a target alone means no draft model.
+
+    Raises:
+        ModelMissingError: an unknown pair.
+    """
+    # `-m` is the model file in llama.cpp's tools.
+    if target is None and pair is not None and pair.lower().endswith(".gguf"):
+        target, pair = Path(pair), None
+    if target is not None and pair is None:
+        return ModelChoice(target.name, target, None if no_draft else draft, DEFAULT_DRAFT_TOKENS)
+    found = load_registry().pair(pair)
+    chosen_draft = None if no_draft else draft or found.draft
+    return ModelChoice(found.name, target or found.target, chosen_draft, found.draft_tokens or DEFAULT_DRAFT_TOKENS)
+
+
+def fetch_files(choice: ModelChoice, *, offline: bool, progress: Progress) -> tuple[Path, Path | None]:
+    """Paths of target and draft model, after downloading what is missing.
+
+    Args:
+        choice: what to have.
+        offline: forbid downloads.
+        progress: told about every download.
+
+    Raises:
+        ModelMissingError: a file is not here while downloads are forbidden.
+        DownloadError: no source delivered a file.
+    """
+
+    def path_of(model: Path | ModelSpec) -> Path:
+        if isinstance(model, Path):
+            return model
+        return fetch(model, offline=offline, progress=progress, pair=choice.name)
+
+    return path_of(choice.target), None if choice.draft is None else path_of(choice.draft)

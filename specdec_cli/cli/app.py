@@ -1,0 +1,148 @@
+"""The `specdec` command: registration, errors to messages and exit codes."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated, Any
+
+import typer
+
+from specdec_cli.cli.options import expand_aliases
+from specdec_cli.cli.pull import pull
+from specdec_cli.cli.run import run
+from specdec_cli.errors import ExitCode, SpecdecError
+
+_EPILOG = (
+    "Exit codes: 0 done, 1 failure, 2 usage, 3 model missing, 4 models do not fit together, "
+    "5 a requested check failed, 130 interrupted."
+)
+
+app = typer.Typer(
+    name="specdec",
+    help="Make local GGUF models answer faster without changing what they say.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+RUN_EXAMPLES = """
+Examples:
+
+specdec run "Write a Python function that merges two sorted lists"
+
+git diff | specdec run "Write a commit message"
+
+specdec run -t 0 --compare "Name the planets"
+
+specdec run --target big.gguf --draft small.gguf -f prompt.txt
+"""
+
+app.command(epilog=RUN_EXAMPLES)(run)
+app.command()(pull)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        from specdec_cli import __version__
+        from specdec_cli.llama import versions
+
+        build = versions()
+        typer.echo(f"specdec {__version__}")
+        typer.echo(f"llama-cpp-python {version('llama-cpp-python')}")
+        typer.echo(f"llama.cpp {build['llama.cpp']}  ({build['system']})")
+        raise typer.Exit
+
+
+@app.callback()
+def _callback(
+    _version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="show versions and exit")
+    ] = False,
+    debug: Annotated[bool, typer.Option("--debug", envvar="SPECDEC_DEBUG", help="show tracebacks")] = False,
+) -> None:
+    if debug:
+        os.environ["SPECDEC_DEBUG"] = "1"
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command line and exit with its code."""
+    sys.exit(invoke(sys.argv[1:] if arguments is None else arguments))
+
+
+def invoke(arguments: list[str]) -> int:
+    """Run one command line.
+
+    Returns:
+        The exit code; every expected error was printed.
+    """
+    try:
+        result = app(args=expand_aliases(arguments), prog_name="specdec", standalone_mode=False)
+        code = result if isinstance(result, int) else ExitCode.OK
+    except SpecdecError as error:
+        code = _report(error.message, error.hint, error.exit_code, error)
+    except KeyboardInterrupt:
+        code = _report("interrupted", "", ExitCode.INTERRUPTED)
+    except BrokenPipeError:
+        code = ExitCode.FAILURE
+    except typer.Exit as error:
+        code = error.exit_code
+    except typer.Abort:
+        code = ExitCode.INTERRUPTED
+    except _usage_error() as error:
+        return _report_usage(error)
+    except Exception as error:
+        hint = "run it again with `--debug` and report what that prints"
+        code = _report(f"internal error: {type(error).__name__}: {error}", hint, ExitCode.FAILURE, error)
+    return _close_stdout(code)
+
+
+def _usage_error() -> type[Any]:
+    # The base of Typer's parsing errors; Typer bundles its parser, so there is no public name for it.
+    return next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
+def _report_usage(error: Any) -> int:
+    context = getattr(error, "ctx", None)
+    command = context.command_path if context else "specdec"
+    message = error.format_message()
+    if not message.strip() or type(error).__name__ == "NoArgsIsHelpError":
+        error.show()
+        return ExitCode.USAGE
+    return _report(message.rstrip("."), f"see `{command} --help`", ExitCode.USAGE)
+
+
+def _report(message: str, hint: str, code: int, error: BaseException | None = None) -> int:
+    if error is not None and os.environ.get("SPECDEC_DEBUG"):
+        import traceback
+
+        traceback.print_exception(error)
+    text = f"Error: {message}\n" if code != ExitCode.INTERRUPTED else "Interrupted\n"
+    if hint:
+        text += f"\nHint: {hint}\n"
+    typer.echo(text, err=True, nl=False)
+    return code
+
+
+def _close_stdout(code: int) -> int:
+    """Flush now: a reader that is gone must not become a message of the interpreter's shutdown."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except (BrokenPipeError, ValueError):
+        code = code or ExitCode.FAILURE
+    except OSError as error:
+        return _report(f"cannot write the output: {error.strerror}", "", ExitCode.FAILURE)
+    if code and sys.stdout is not None and not sys.stdout.isatty():
+        _silence_stdout()
+    return code
+
+
+def _silence_stdout() -> None:
+    import contextlib
+
+    with contextlib.suppress(OSError, ValueError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,0 +1,59 @@
+"""Where the prompt comes from: the argument, files, a pipe."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from specdec_cli.errors import UsageError
+
+_WAYS = 'try `specdec run "question"`, `specdec run -f FILE`, or `command | specdec run "question"`'
+
+
+def read_prompt(argument: str | None, files: Sequence[Path]) -> str:
+    """The whole prompt: piped text first, then the files, then the argument.
+
+    Args:
+        argument: the command line's; `-` means standard input only.
+        files: read in order; `-` is standard input.
+
+    Raises:
+        UsageError: nothing was given, or a file cannot be read.
+    """
+    from_stdin = argument == "-" or Path("-") in files
+    parts = [] if Path("-") in files else [_read_stdin(wanted=from_stdin)]
+    parts += [_read_stdin(wanted=True) if path == Path("-") else _read_file(path) for path in files]
+    if argument is not None and argument != "-":
+        parts.append(argument)
+    elif not files and not from_stdin and _is_terminal():
+        raise UsageError("no prompt", _WAYS)
+    prompt = "\n\n".join(part.strip("\n") for part in parts if part.strip())
+    if not prompt:
+        raise UsageError("the prompt is empty", _WAYS)
+    return prompt
+
+
+def _is_terminal() -> bool:
+    return sys.stdin is None or sys.stdin.closed or sys.stdin.isatty()
+
+
+def _read_stdin(*, wanted: bool) -> str:
+    """Standard input when it is a pipe or a file; on a terminal only when asked for by `-`."""
+    if sys.stdin is None or sys.stdin.closed or (sys.stdin.isatty() and not wanted):
+        return ""
+    try:
+        return _decode(sys.stdin.buffer.read())
+    except OSError as error:
+        raise UsageError(f"cannot read standard input: {error.strerror}") from None
+
+
+def _read_file(path: Path) -> str:
+    try:
+        return _decode(path.read_bytes())
+    except OSError as error:
+        raise UsageError(f"cannot read `{path}`: {error.strerror}", "check the path given to `-f`") from None
+
+
+def _decode(data: bytes) -> str:
+    return data.decode("utf-8-sig", "replace").replace("\r\n", "\n")

@@ -1,0 +1,122 @@
+"""Download progress on stderr: a bar on a terminal, a few plain lines elsewhere, nothing when quiet."""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from typing import TYPE_CHECKING
+
+from specdec_cli.sources import Progress, format_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.progress import Progress as RichProgress
+    from rich.progress import TaskID
+
+_LINE_SHARE = 0.1
+_LINE_EVERY_S = 5.0
+
+
+def make_progress(quiet: bool = False) -> Progress:
+    """Return the progress display that fits stderr, `quiet` and `SPECDEC_NO_PROGRESS`."""
+    if quiet or os.environ.get("SPECDEC_NO_PROGRESS"):
+        return SilentProgress()
+    if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        return BarProgress()
+    return LineProgress()
+
+
+def _headline(name: str, size: int | None, source: str) -> str:
+    return f"{name}: {format_size(size)} from {source}"
+
+
+class SilentProgress:
+    """Shows nothing."""
+
+    def start(self, name: str, size: int | None, source: str) -> None:
+        """Show nothing."""
+
+    def advance(self, num_bytes: int) -> None:
+        """Show nothing."""
+
+    def note(self, text: str) -> None:
+        """Show nothing."""
+
+    def finish(self) -> None:
+        """Show nothing."""
+
+
+class LineProgress:
+    """Plain lines for logs: at most one per tenth of the file, and at most one in five seconds."""
+
+    def __init__(self) -> None:
+        self._name, self._size = "", 0
+        self._done, self._shown, self._shown_at_s = 0, 0, 0.0
+
+    def start(self, name: str, size: int | None, source: str) -> None:
+        """Print what is fetched, its size and the source."""
+        self._name, self._size = name, size or 0
+        self._done, self._shown, self._shown_at_s = 0, 0, time.monotonic()
+        self.note(_headline(name, size, source))
+
+    def advance(self, num_bytes: int) -> None:
+        """Count bytes; print a line when enough bytes and seconds have passed since the last one."""
+        self._done += num_bytes
+        elapsed_s = time.monotonic() - self._shown_at_s
+        if elapsed_s < _LINE_EVERY_S or self._done - self._shown < _LINE_SHARE * self._size:
+            return
+        rate = (self._done - self._shown) / elapsed_s
+        self._shown, self._shown_at_s = self._done, time.monotonic()
+        share = f" ({min(100, 100 * self._done // self._size)} %)" if self._size else ""
+        self.note(f"{self._name}: {format_size(self._done)}{share}, {format_size(int(rate))}/s")
+
+    def note(self, text: str) -> None:
+        """Print one line."""
+        sys.stderr.write(f"{text}\n")
+        sys.stderr.flush()
+
+    def finish(self) -> None:
+        """Show nothing: the command says where the file is."""
+
+
+class BarProgress:
+    """A Rich bar with bytes, rate and time left."""
+
+    def __init__(self) -> None:
+        self._console: Console | None = None
+        self._bar: RichProgress | None = None
+        self._task: TaskID | None = None
+
+    def start(self, name: str, size: int | None, source: str) -> None:
+        """Print what is fetched, its size and the source, and open the bar."""
+        # Written before Rich is imported, so that the first line stands at once.
+        sys.stderr.write(f"{_headline(name, size, source)}\n")
+        sys.stderr.flush()
+        from rich.console import Console
+        from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
+
+        self._console = Console(stderr=True)
+        columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
+        self._bar = Progress(*columns, console=self._console, transient=True)
+        self._task = self._bar.add_task("", total=size)
+        self._bar.start()
+
+    def advance(self, num_bytes: int) -> None:
+        """Move the bar."""
+        if self._bar is not None and self._task is not None:
+            self._bar.advance(self._task, num_bytes)
+
+    def note(self, text: str) -> None:
+        """Print one line, above the bar when there is one."""
+        if self._bar is not None and self._console is not None:
+            self._console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+    def finish(self) -> None:
+        """Take the bar away."""
+        if self._bar is not None:
+            self._bar.stop()
+        self._bar = self._task = None

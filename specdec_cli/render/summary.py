@@ -1,0 +1,194 @@
+"""The few lines after an answer: how fast it was, what the draft was worth, why it ended."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TextIO
+
+from rich.text import Text
+
+from specdec_cli.render.memory import peak_memory_bytes
+from specdec_cli.render.sink import can_encode
+from specdec_cli.render.terminal import ColorMode, make_console
+from specdec_cli.stats import Comparison, NearTie, Stats
+
+
+@dataclass(frozen=True, slots=True)
+class Glyphs:
+    """Characters that an encoding may lack.
+
+    Attributes:
+        bars: from an empty to a full bar.
+        separator: between two parts of a line.
+        ellipsis: where something is left out.
+    """
+
+    bars: str
+    separator: str
+    ellipsis: str
+
+
+UNICODE = Glyphs("▁▂▃▄▅▆▇█", " · ", "…")
+ASCII = Glyphs("_.:-=+*#", " | ", "...")
+
+Line = list[Text]
+
+
+def summary_text(
+    stream: TextIO,
+    color: ColorMode,
+    info: Mapping[str, object],
+    stats: Stats,
+    finish_reason: str | None,
+    comparison: Comparison | None,
+) -> str:
+    """The summary as it has to be written to `stream`, for its width, encoding and color.
+
+    Args:
+        stream: where the text will be written.
+        color: the `--color` flag.
+        info: settings of the answer, see docs/json.md.
+        stats: counts and times of the answer.
+        finish_reason: why it ended.
+        comparison: with the baseline, when one was made.
+    """
+    console = make_console(stream, color)
+    glyphs = UNICODE if can_encode(stream, UNICODE.bars + UNICODE.separator + UNICODE.ellipsis) else ASCII
+    lines = [_totals(stats), *_draft_lines(stats, console.width, glyphs), _resources(stats, info)]
+    if comparison is not None:
+        lines += _comparison_lines(comparison, info, ascii if glyphs is ASCII else repr)
+    lines += _reason_lines(finish_reason, stats, info)
+    with console.capture() as captured:
+        for parts in lines:
+            for line in _flow(parts, console.width, glyphs.separator).wrap(console, console.width):
+                line.rstrip()
+                console.print(line)
+    return captured.get()
+
+
+def _flow(parts: Sequence[Text], width: int, separator: str) -> Text:
+    """The parts of a line, broken between two of them where it gets too long."""
+    flowed, used = Text(), 0
+    for part in parts:
+        if used and used + len(separator) + part.cell_len > width:
+            flowed.append("\n")
+            used = 0
+        elif used:
+            flowed.append(separator, "dim")
+            used += len(separator)
+        flowed.append_text(part)
+        used += part.cell_len
+    return flowed
+
+
+def _part(before: str, value: str, after: str = "", style: str = "bold") -> Text:
+    return Text.assemble(before, (value, style), after)
+
+
+def _totals(stats: Stats) -> Line:
+    line = [_part("", str(stats.num_tokens), " token" if stats.num_tokens == 1 else " tokens")]
+    if stats.tokens_per_s:
+        line.append(_part("", f"{stats.tokens_per_s:.1f}", " tok/s", "bold cyan"))
+    if stats.first_token_s is not None:
+        line.append(_part("first token after ", f"{stats.first_token_s:.2f}", " s"))
+    if stats.num_drafted:
+        line.append(_part("", str(stats.num_rounds), " round" if stats.num_rounds == 1 else " rounds"))
+    return line
+
+
+def _draft_lines(stats: Stats, width: int, glyphs: Glyphs) -> list[Line]:
+    if not stats.num_drafted:
+        return []
+    counts = f" ({stats.num_accepted} of {stats.num_drafted})"
+    rates = [
+        _part("acceptance rate ", f"{stats.acceptance_rate:.0%}", counts, "bold green"),
+        _part("mean acceptance length ", f"{stats.mean_acceptance_length:.2f}"),
+    ]
+    return [rates, [_by_position(stats.acceptance_by_position, width, glyphs)]]
+
+
+def _by_position(rates: Sequence[float], width: int, glyphs: Glyphs) -> Text:
+    label = "by position "
+    shown = rates[: max(1, (width - len(label)) // 2)]
+    bars = "".join(glyphs.bars[round(rate * (len(glyphs.bars) - 1))] for rate in shown)
+    room = width - len(label) - len(bars)
+    return Text.assemble(label, (bars, "green"), _fitting((f" {rate:.0%}" for rate in rates), room, glyphs.ellipsis))
+
+
+def _fitting(words: Iterable[str], room: int, ellipsis: str) -> str:
+    """As many of the words as fit, and the ellipsis when some do not."""
+    words = list(words)
+    whole = "".join(words)
+    if len(whole) <= room:
+        return whole
+    fitting = ""
+    for word in words:
+        if len(fitting + word) + 1 + len(ellipsis) > room:
+            break
+        fitting += word
+    return f"{fitting} {ellipsis}"
+
+
+def _resources(stats: Stats, info: Mapping[str, object]) -> Line:
+    shares = stats.time_shares
+    if not stats.draft_s:
+        del shares["draft"]
+    line = [_part("time ", f"{stats.wall_s:.2f}", " s")]
+    line += [_part(f"{name} ", f"{share:.0%}") for name, share in shares.items()]
+    line.append(_part("peak memory ", _size(peak_memory_bytes())))
+    if info.get("seed_drawn"):
+        line.append(_part("seed ", str(info.get("seed"))))
+    return line
+
+
+def _size(num_bytes: int) -> str:
+    return f"{num_bytes / 1e9:.2f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+
+
+def _comparison_lines(comparison: Comparison, info: Mapping[str, object], quote: Callable[[str], str]) -> list[Line]:
+    speedup = comparison.speedup
+    speeds = [
+        _part("speculative ", f"{comparison.speculative.tokens_per_s:.1f}", " tok/s"),
+        _part("baseline ", f"{comparison.baseline.tokens_per_s:.1f}", " tok/s"),
+    ]
+    if speedup:
+        speeds.append(_part("speed-up ", f"{speedup:.2f}x", style="bold green" if speedup >= 1 else "bold yellow"))
+    else:
+        speeds.append(Text("too short for a speed-up"))
+    lines = [speeds]
+    if comparison.agree is not None:
+        lines.append(_agreement(comparison.agree, comparison.near_tie, quote))
+    return [*lines, *_slow_lines(speedup, info)]
+
+
+def _agreement(agree: bool, tie: NearTie | None, quote: Callable[[str], str]) -> Line:
+    if agree:
+        return [_part("greedy outputs ", "agree", style="bold green")]
+    if tie is None:
+        return [_part("greedy outputs ", "differ", style="bold yellow")]
+    # Quoted by Python, so that a token that is a newline or a control character can be read.
+    best, other = (f"{quote(text)} {logit:.4f}" for text, logit in zip(tie.texts, tie.logits, strict=True))
+    return [
+        _part("greedy outputs ", "differ", f" from position {tie.position}", "bold yellow"),
+        Text(f"logits {best} and {other}"),
+        _part("gap ", f"{tie.gap:.2g}"),
+    ]
+
+
+def _slow_lines(speedup: float, info: Mapping[str, object]) -> list[Line]:
+    if not 0 < speedup < 1:
+        return []
+    num_draft_tokens = info.get("num_draft_tokens")
+    short = isinstance(num_draft_tokens, int) and num_draft_tokens <= 2
+    tries = "`--no-draft`" if short else "`-k 2` or `--no-draft`"
+    return [[_part("", "Warning:", f" slower than plain decoding here ({speedup:.2f}x); try {tries}", "bold yellow")]]
+
+
+def _reason_lines(reason: str | None, stats: Stats, info: Mapping[str, object]) -> list[Line]:
+    known = {
+        "length": f"at the limit of {stats.num_tokens} tokens; `-n` raises it",
+        "context": f"the context of {info.get('num_ctx')} tokens is full; `--ctx` makes it larger",
+        "interrupted": "interrupted",
+    }
+    return [[_part("stopped: ", known[reason], style="yellow")]] if reason in known else []

@@ -1,0 +1,346 @@
+"""Target and drafter, loaded and ready: what the commands and the Python API work with."""
+
+from __future__ import annotations
+
+import dataclasses
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from specdec_cli import conversation, interrupt, selfcheck
+from specdec_cli.choice import choose_models, fetch_files
+from specdec_cli.conversation import Message
+from specdec_cli.draft_length import Fixed
+from specdec_cli.drafters import ModelDrafter, NoDrafter
+from specdec_cli.engine import speculate
+from specdec_cli.errors import UsageError
+from specdec_cli.gguf import check_header
+from specdec_cli.llama import KV_TYPES, MAX_DRAFT_TOKENS, ContextOptions, LlamaContext, Model, check_vocabularies
+from specdec_cli.sampling import Sampler, top_two
+from specdec_cli.sources import SilentProgress
+from specdec_cli.stats import NearTie, Stats
+from specdec_cli.text import TextDecoder
+from specdec_cli.types import Drafter, Event, Finish, FinishReason, SamplingParams, Token
+
+DEFAULT_MAX_TOKENS = 2048
+
+
+@dataclass(frozen=True, slots=True)
+class SessionOptions:
+    """How a pair is loaded and drafted with.
+
+    Attributes:
+        num_draft_tokens: the most draft tokens of a round; 0 is plain decoding.
+        draft_confidence: a token drafted with less ends the draft.
+        num_ctx: tokens of context; None is what prompt and answer need, up to the model's own limit.
+        gpu_layers: target layers on the GPU; None is all when the build supports offload.
+        draft_gpu_layers: the same for the draft model.
+        threads: for decoding; None is every physical core.
+        kv_type: type of both caches, a name of `specdec_cli.llama.KV_TYPES`.
+
+    Raises:
+        UsageError: a value outside its range.
+    """
+
+    num_draft_tokens: int = 5
+    draft_confidence: float = 0.5
+    num_ctx: int | None = None
+    gpu_layers: int | None = None
+    draft_gpu_layers: int | None = None
+    threads: int | None = None
+    kv_type: str = "f16"
+
+    def __post_init__(self) -> None:
+        _require(
+            "draft-tokens",
+            self.num_draft_tokens,
+            0 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS,
+            f"from 0 to {MAX_DRAFT_TOKENS}",
+        )
+        _require("draft-confidence", self.draft_confidence, 0 <= self.draft_confidence <= 1, "from 0 to 1")
+        _require("ctx", self.num_ctx, self.num_ctx is None or self.num_ctx > 0, "1 or more")
+        _require("threads", self.threads, self.threads is None or 0 < self.threads <= 512, "from 1 to 512")
+        _require("kv-type", self.kv_type, self.kv_type in KV_TYPES, f"one of {', '.join(KV_TYPES)}")
+
+
+def _require(name: str, value: object, holds: bool, allowed: str) -> None:
+    if not holds:
+        raise UsageError(f"--{name} must be {allowed}, not {value}", "see `specdec run --help`")
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """A whole answer.
+
+    Attributes:
+        text: the answer.
+        tokens: its token ids.
+        reason: why it ended.
+        seed: of the random generator used.
+        stats: what it took.
+    """
+
+    text: str
+    tokens: tuple[int, ...]
+    reason: FinishReason
+    seed: int
+    stats: Stats
+
+
+class Session:
+    """A loaded target and, with a draft model, speculation on top of it.
+
+    Use it as a context manager: both models are freed at the end of the block.
+
+    Args:
+        target: path of the target's GGUF file.
+        draft: path of the draft model's, or None for plain decoding.
+        options: how to load and draft.
+
+    Raises:
+        ModelMissingError: a file is not there.
+        ModelLoadError: a file is not a model that this llama.cpp can load.
+        IncompatibleModelsError: the vocabularies differ.
+        BackendError: llama.cpp does not work on this machine.
+    """
+
+    def __init__(self, target: Path, draft: Path | None = None, options: SessionOptions | None = None) -> None:
+        self.options = options or SessionOptions()
+        if self.options.num_draft_tokens == 0:
+            draft = None
+        for path in (target, draft):
+            if path is not None:
+                check_header(path)
+        self.backend = selfcheck.check()
+        self._draft_model: Model | None = None
+        self._contexts: tuple[LlamaContext, LlamaContext | None] | None = None
+        extra = self.backend.use_extra_bufts
+        self._target_model = Model(target, gpu_layers=self.options.gpu_layers, use_extra_bufts=extra)
+        try:
+            if draft is not None:
+                self._draft_model = Model(draft, gpu_layers=self.options.draft_gpu_layers, use_extra_bufts=extra)
+                self._num_shared = check_vocabularies(self._target_model, self._draft_model)
+        except BaseException:
+            self.close()
+            raise
+
+    def close(self) -> None:
+        """Free caches and models."""
+        self._close_contexts()
+        for model in (self._draft_model, self._target_model):
+            if model is not None:
+                model.close()
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_exc: object) -> None:
+        self.close()
+
+    @property
+    def target(self) -> Model:
+        """The target model."""
+        return self._target_model
+
+    @property
+    def draft_model(self) -> Model | None:
+        """The draft model, if there is one."""
+        return self._draft_model
+
+    @property
+    def num_ctx(self) -> int | None:
+        """Tokens of context of the last answer; None before the first."""
+        return self._contexts[0].num_ctx if self._contexts else None
+
+    def encode(self, prompt: str | Sequence[Message], *, system: str | None = None, raw: bool = False) -> list[int]:
+        """Token ids of a prompt.
+
+        Args:
+            prompt: a user message, or a whole conversation.
+            system: a system message in front of it.
+            raw: take the prompt as bare text, without the chat template.
+
+        Raises:
+            UsageError: nothing to encode.
+            ModelLoadError: the chat template is missing or fails.
+        """
+        if raw:
+            if not isinstance(prompt, str) or system is not None:
+                raise UsageError("--raw takes a bare text: no messages and no --system", "leave out `--system`")
+            tokens = conversation.encode_raw(self._target_model, prompt)
+        else:
+            messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
+            if system is not None:
+                messages.insert(0, {"role": "system", "content": system})
+            tokens = conversation.encode_chat(self._target_model, messages)
+        if not tokens:
+            raise UsageError("the prompt is empty", 'try `specdec run "your question"`')
+        return tokens
+
+    def stream(
+        self,
+        prompt: str | Sequence[Message] | Sequence[int],
+        *,
+        sampling: SamplingParams | None = None,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        baseline: bool = False,
+    ) -> Iterator[Event]:
+        """Generate an answer.
+
+        Args:
+            prompt: a user message, a conversation, or token ids from `encode`.
+            sampling: settings; the seed is drawn when it has none.
+            max_tokens: the most tokens of the answer.
+            baseline: plain decoding by the target, without drafts.
+
+        Yields:
+            The engine's events; `Token.text` is the text that became complete, `Finish.text` what was left.
+
+        Raises:
+            ContextFullError: the prompt does not fit.
+        """
+        params = with_seed(sampling or SamplingParams())
+        tokens = self._tokens(prompt)
+        target, draft = self._ensure_contexts(len(tokens), max_tokens)
+        rng = np.random.default_rng(params.seed)
+        drafter = self._drafter(None if baseline else draft, params, rng)
+        policy = Fixed(self.options.num_draft_tokens, self.options.draft_confidence)
+        sampler = Sampler(params, self._target_model.num_vocab)
+        stop_tokens = self._target_model.stop_tokens
+        decoder = TextDecoder(self._target_model.piece)
+        for event in speculate(
+            target, drafter, policy, sampler, rng, tokens, max_tokens=max_tokens, stop_tokens=stop_tokens
+        ):
+            if isinstance(event, Token):
+                yield dataclasses.replace(event, text=decoder.push(event.id))
+            elif isinstance(event, Finish):
+                yield dataclasses.replace(event, text=decoder.flush())
+            else:
+                yield event
+
+    def generate(
+        self,
+        prompt: str | Sequence[Message] | Sequence[int],
+        *,
+        sampling: SamplingParams | None = None,
+        max_tokens: int = DEFAULT_MAX_TOKENS,
+        baseline: bool = False,
+    ) -> Result:
+        """Like `stream`, in one piece.
+
+        Raises:
+            ContextFullError: the prompt does not fit.
+        """
+        params = with_seed(sampling or SamplingParams())
+        stats, tokens, text = Stats(), list[int](), list[str]()
+        reason: FinishReason = "length"
+        with interrupt.stop_on_sigint():
+            for event in self.stream(prompt, sampling=params, max_tokens=max_tokens, baseline=baseline):
+                stats.add(event)
+                if isinstance(event, Token):
+                    tokens.append(event.id)
+                if isinstance(event, Token | Finish):
+                    text.append(event.text)
+                if isinstance(event, Finish):
+                    reason = event.reason
+        assert params.seed is not None
+        return Result("".join(text), tuple(tokens), reason, params.seed, stats)
+
+    def clear(self) -> None:
+        """Empty both caches: the next answer reads its prompt anew."""
+        for context in self._contexts or ():
+            if context is not None:
+                context.clear()
+
+    def near_tie(self, prompt: Sequence[int], first: Sequence[int], second: Sequence[int]) -> NearTie | None:
+        """Where two greedy answers to the same prompt part, with the target's two best logits in plain decoding there.
+
+        Returns:
+            None when they are equal.
+        """
+        shorter = min(len(first), len(second))
+        position = next((i for i in range(shorter) if first[i] != second[i]), shorter)
+        if position == len(first) == len(second):
+            return None
+        target, _ = self._ensure_contexts(len(prompt), position + 1)
+        target.sync([*prompt, *first[:position]])
+        best = top_two(target.score()[0])
+        texts = [self._target_model.piece(token, special=True).decode("utf-8", "replace") for token, _ in best]
+        return NearTie(position, (texts[0], texts[1]), (best[0][1], best[1][1]))
+
+    def _tokens(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
+        if isinstance(prompt, str):
+            return self.encode(prompt)
+        tokens = [item for item in prompt if isinstance(item, int)]
+        return tokens or self.encode([item for item in prompt if not isinstance(item, int)])
+
+    def _drafter(self, context: LlamaContext | None, params: SamplingParams, rng: np.random.Generator) -> Drafter:
+        if context is None:
+            return NoDrafter()
+        return ModelDrafter(context, Sampler(params, self._num_shared), rng, self._target_model.stop_tokens)
+
+    def _ensure_contexts(self, num_prompt: int, max_tokens: int) -> tuple[LlamaContext, LlamaContext | None]:
+        """Contexts that hold prompt and answer; existing ones are kept when they are large enough."""
+        wanted = self.options.num_ctx or min(num_prompt + max_tokens, self._target_model.max_ctx)
+        if self._contexts and self._contexts[0].num_ctx >= wanted:
+            return self._contexts
+        self._close_contexts()
+        target = self._open(self._target_model, wanted)
+        try:
+            model = self._draft_model
+            draft = None if model is None else self._open(model, min(wanted, model.max_ctx))
+        except BaseException:
+            target.close()
+            raise
+        self._contexts = target, draft
+        return target, draft
+
+    def _open(self, model: Model, num_ctx: int) -> LlamaContext:
+        return LlamaContext(model, ContextOptions(num_ctx, self.options.threads, self.options.kv_type))
+
+    def _close_contexts(self) -> None:
+        for context in self._contexts or ():
+            if context is not None:
+                context.close()
+        self._contexts = None
+
+
+def with_seed(params: SamplingParams) -> SamplingParams:
+    """The same settings with a seed, drawn when there is none."""
+    return params if params.seed is not None else dataclasses.replace(params, seed=secrets.randbits(32))
+
+
+def load(
+    pair: str | None = None,
+    *,
+    target: Path | str | None = None,
+    draft: Path | str | None = None,
+    options: SessionOptions | None = None,
+    offline: bool = False,
+) -> Session:
+    """Load a pair, downloading what is missing.
+
+    Args:
+        pair: a name from `models.toml`; None is the default pair.
+        target: path of a target instead of the pair's; without `pair` it comes with the given `draft` only.
+        draft: path of a draft model instead of the pair's.
+        options: how to load and draft.
+        offline: forbid downloads.
+
+    Returns:
+        A session to use as a context manager.
+
+    Raises:
+        ModelMissingError: an unknown pair, or a file that is not here while downloads are forbidden.
+        DownloadError: no source delivered a file.
+        SpecdecError: what `Session` raises.
+    """
+    choice = choose_models(
+        pair, None if target is None else Path(target), None if draft is None else Path(draft)
+    )
+    options = options or SessionOptions(num_draft_tokens=choice.num_draft_tokens)
+    progress = SilentProgress()
+    return Session(*fetch_files(choice, offline=offline, progress=progress), options)

@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import pytest
+
+from specdec_cli.stats import Comparison, NearTie, Stats
+from specdec_cli.types import Event, Finish, Prefill, Round, Token
+
+# (seconds after the start, event): a prompt of 7 tokens, then rounds of 3 + 1 + 2 tokens.
+TIMED: list[tuple[float, Event]] = [
+    (0.5, Prefill(7, 0.4)),
+    (1.0, Token(1, "draft")),
+    (1.0, Token(2, "draft")),
+    (1.0, Token(3, "bonus")),
+    (1.0, Round(0, 2, 2, 3, 0.1, 0.3, 0.5)),
+    (1.5, Token(4, "recovered")),
+    (1.5, Round(1, 4, 0, 1, 0.2, 0.25, 0.5)),
+    (2.0, Token(5, "draft")),
+    (2.0, Token(6, "recovered")),
+    (2.0, Round(2, 2, 1, 2, 0.1, 0.2, 0.4)),
+    (2.0, Finish("eog")),
+]
+
+
+def fed(monkeypatch: pytest.MonkeyPatch, timed: list[tuple[float, Event]]) -> Stats:
+    stats = Stats(_started=100.0)
+    for seconds, event in timed:
+        monkeypatch.setattr("specdec_cli.stats.time.perf_counter", lambda now=100.0 + seconds: now)
+        stats.add(event)
+    return stats
+
+
+@pytest.fixture
+def stats(monkeypatch: pytest.MonkeyPatch) -> Stats:
+    return fed(monkeypatch, TIMED)
+
+
+def test_counts(stats: Stats) -> None:
+    assert (stats.num_prompt_tokens, stats.num_tokens, stats.num_first_tokens) == (7, 6, 3)
+    assert (stats.num_rounds, stats.num_drafted, stats.num_accepted) == (3, 8, 3)
+
+
+def test_rates(stats: Stats) -> None:
+    assert stats.acceptance_rate == pytest.approx(3 / 8)
+    assert stats.mean_acceptance_length == pytest.approx(2.0)
+    assert stats.drafted_by_position == [3, 3, 1, 1]
+    assert stats.accepted_by_position == [2, 1, 0, 0]
+    assert stats.acceptance_by_position == pytest.approx([2 / 3, 1 / 3, 0, 0])
+
+
+def test_times(stats: Stats) -> None:
+    assert stats.first_token_s == pytest.approx(1.0)
+    assert stats.first_round_s == pytest.approx(1.0)
+    assert stats.wall_s == pytest.approx(2.0)
+    assert stats.generation_s == pytest.approx(1.0)
+    assert stats.tokens_per_s == pytest.approx(3.0)  # the 3 tokens of the first round came with the prompt
+    assert stats.draft_s == pytest.approx(0.4)
+    assert stats.verify_s == pytest.approx(1.15)
+    assert stats.other_s == pytest.approx(0.45)
+    assert stats.time_shares == pytest.approx({"draft": 0.2, "verify": 0.575, "other": 0.225})
+
+
+def test_nothing_happened() -> None:
+    stats = Stats()
+    assert stats.first_token_s is None
+    assert stats.tokens_per_s == stats.acceptance_rate == stats.mean_acceptance_length == stats.other_s == 0.0
+    assert stats.acceptance_by_position == []
+    assert stats.time_shares == {"draft": 0.0, "verify": 0.0, "other": 0.0}
+
+
+def test_one_round_has_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = fed(monkeypatch, TIMED[:5])
+    assert stats.tokens_per_s == 0.0
+    assert stats.mean_acceptance_length == pytest.approx(3.0)
+
+
+def test_interrupted_between_token_and_round(monkeypatch: pytest.MonkeyPatch) -> None:
+    stats = fed(monkeypatch, TIMED[:6])
+    assert (stats.num_tokens, stats.num_rounds) == (4, 1)
+    assert stats.tokens_per_s == pytest.approx(2.0)
+
+
+def test_without_drafts(monkeypatch: pytest.MonkeyPatch) -> None:
+    rounds: list[tuple[float, Event]] = []
+    for index in range(3):
+        rounds += [(index + 1.0, Token(index, "target")), (index + 1.0, Round(index, 0, 0, 1, 0.0, 0.9, 1.0))]
+    stats = fed(monkeypatch, rounds)
+    assert stats.tokens_per_s == pytest.approx(1.0)
+    assert stats.mean_acceptance_length == 1.0
+    assert stats.acceptance_rate == 0.0
+    assert stats.time_shares == pytest.approx({"draft": 0.0, "verify": 0.9, "other": 0.1})
+
+
+def test_decode_calls_longer_than_the_wall_leave_nothing_else() -> None:
+    assert Stats(wall_s=1.0, draft_s=0.6, verify_s=0.5).other_s == 0.0
+
+
+def test_speedup_is_the_ratio_of_the_rates() -> None:
+    fast = Stats(num_tokens=31, num_first_tokens=1, wall_s=3.0, first_round_s=1.0)
+    slow = Stats(num_tokens=31, num_first_tokens=1, wall_s=4.0, first_round_s=1.0)
+    assert Comparison(fast, slow).speedup == pytest.approx(1.5)
+    assert Comparison(slow, fast).speedup == pytest.approx(2 / 3)
+    assert Comparison(fast, Stats()).speedup == 0.0
+    assert Comparison(Stats(), slow).speedup == 0.0
+
+
+def test_gap_of_a_near_tie() -> None:
+    assert NearTie(3, ("a", "b"), (21.5, 21.25)).gap == 0.25

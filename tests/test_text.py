@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from specdec_cli.text import TextDecoder
+
+tricky = st.one_of(st.binary(max_size=12), st.text(max_size=6).map(str.encode)).map(bytes)
+byte_strings = st.lists(tricky, max_size=6).map(b"".join)
+
+
+@st.composite
+def cut_bytes(draw: st.DrawFn) -> list[bytes]:
+    whole = draw(byte_strings)
+    cuts = draw(st.lists(st.integers(0, len(whole)), max_size=8))
+    return [whole[a:b] for a, b in pairwise([0, *sorted(cuts), len(whole)])]
+
+
+def can_become_character(start: bytes) -> bool:
+    """Whether some bytes after `start` make it one valid character."""
+    if not start:
+        return True
+    tails = [b"\x80" * n for n in range(4)] + [b"\xbf" * n for n in range(4)]
+    tails += [b"\x9f" + b"\xbf" * n for n in range(3)] + [b"\xa0" + b"\x80" * n for n in range(3)]
+    return any(_is_character(start + tail) for tail in tails)
+
+
+def _is_character(data: bytes) -> bool:
+    try:
+        return len(data.decode()) == 1
+    except UnicodeDecodeError:
+        return False
+
+
+@given(cut_bytes())
+def test_any_cut_gives_the_whole_text(pieces: list[bytes]) -> None:
+    decoder = TextDecoder(pieces.__getitem__)
+    text = "".join(decoder.push(index) for index in range(len(pieces))) + decoder.flush()
+    assert text == b"".join(pieces).decode("utf-8", "replace")
+
+
+@given(st.binary(max_size=12))
+def test_only_what_can_become_a_character_is_held_back(data: bytes) -> None:
+    decoder = TextDecoder(lambda token: bytes([token]))
+    given_out = ""
+    for end, token in enumerate(data, 1):
+        given_out += decoder.push(token)
+        whole = data[:end].decode("utf-8", "replace")
+        held = next(n for n in range(5) if data[: end - n].decode("utf-8", "replace") == given_out)
+        assert can_become_character(data[end - held : end])
+        assert whole.startswith(given_out)
+
+
+def test_every_two_bytes_are_held_back_rightly() -> None:
+    for data in (bytes([first, second]) for first in range(0x80, 256) for second in range(0x80, 256)):
+        decoder = TextDecoder([data].__getitem__)
+        text = decoder.push(0)
+        assert (text == "") == (can_become_character(data) and not _is_character(data)), data
+        assert text + decoder.flush() == data.decode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("text", ["😀", "漢字", "e\u0301", "שלום", "👩\u200d💻"])
+def test_characters_are_never_halved(text: str) -> None:
+    decoder = TextDecoder(lambda token: bytes([token]))
+    steps = [decoder.push(token) for token in text.encode()]
+    assert "".join(steps) == text
+    assert decoder.flush() == ""
+    assert all(len(step) <= 1 for step in steps)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "expected"),
+    [
+        ([b"\xff"], ["\ufffd"]),
+        ([b"\xc3", b"("], ["", "\ufffd("]),
+        ([b"\xed", b"\xa0", b"\x80"], ["", "\ufffd\ufffd", "\ufffd"]),
+        ([b"\xf0\x9f", b"\x98", b"ab"], ["", "", "\ufffdab"]),
+        ([b"", b"a", b""], ["", "a", ""]),
+    ],
+)
+def test_invalid_bytes_show_at_once(pieces: list[bytes], expected: list[str]) -> None:
+    decoder = TextDecoder(pieces.__getitem__)
+    assert [decoder.push(index) for index in range(len(pieces))] == expected
+
+
+def test_flush_ends_the_text_and_starts_anew() -> None:
+    decoder = TextDecoder([b"a\xe6\xbc", b"b"].__getitem__)
+    assert decoder.push(0) == "a"
+    assert decoder.flush() == "\ufffd"
+    assert decoder.flush() == ""
+    assert decoder.push(1) == "b"
