@@ -16,16 +16,21 @@ class ModelChoice:
     """What a user named.
 
     Attributes:
-        name: the pair's name, or the target file's.
+        pair: the pair's name; None when the target was named by path.
         target: path of the target, or the model to have.
         draft: the same for the draft model; None for plain decoding.
         num_draft_tokens: the pair's own setting, else the default.
     """
 
-    name: str
+    pair: str | None
     target: Path | ModelSpec
     draft: Path | ModelSpec | None
     num_draft_tokens: int
+
+    @property
+    def name(self) -> str:
+        """What to call it on the screen."""
+        return self.pair or self.target.name
 
 
 def choose_models(pair: str | None, target: Path | None, draft: Path | None, *, no_draft: bool = False) -> ModelChoice:
@@ -38,7 +43,7 @@ def choose_models(pair: str | None, target: Path | None, draft: Path | None, *, 
     if target is None and pair is not None and pair.lower().endswith(".gguf"):
         target, pair = Path(pair), None
     if target is not None and pair is None:
-        return ModelChoice(target.name, target, None if no_draft else draft, DEFAULT_DRAFT_TOKENS)
+        return ModelChoice(None, target, None if no_draft else draft, DEFAULT_DRAFT_TOKENS)
     found = load_registry().pair(pair)
     chosen_draft = None if no_draft else draft or found.draft
     return ModelChoice(found.name, target or found.target, chosen_draft, found.draft_tokens or DEFAULT_DRAFT_TOKENS)
@@ -60,6 +65,6 @@ def fetch_files(choice: ModelChoice, *, offline: bool, progress: Progress) -> tu
     def path_of(model: Path | ModelSpec) -> Path:
         if isinstance(model, Path):
             return model
-        return fetch(model, offline=offline, progress=progress, pair=choice.name)
+        return fetch(model, offline=offline, progress=progress, pair=choice.pair or "")
 
     return path_of(choice.target), None if choice.draft is None else path_of(choice.draft)

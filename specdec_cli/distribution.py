@@ -63,7 +63,7 @@ class Distribution:
     def residual(self, draft: Distribution) -> Distribution:
         """Normalized max(0, self - draft): what is left to sample from after a rejection.
 
-        Source: Leviathan, Kalman, Matias 2023, "Fast Inference from Transformers via Speculative Decoding", section 2.3.
+        Source: Leviathan et al. 2023, "Fast Inference from Transformers via Speculative Decoding", section 2.3.
         """
         excess = np.maximum(self.probs - self._matching(draft), 0.0)
         total = excess.sum(dtype=np.float64)

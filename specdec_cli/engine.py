@@ -1,4 +1,4 @@
-"""The draft-verify loop: one generator of events for chains and trees; a drafter that proposes nothing is the baseline."""
+"""The draft-verify loop: one generator of events, for chains and trees; with an empty drafter it is the baseline."""
 
 from __future__ import annotations
 

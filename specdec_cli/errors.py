@@ -1,14 +1,14 @@
 """Every error a user can meet: one line on what went wrong, a hint with the next step, an exit code.
 
-    SpecdecError                 1  expected failure
-    ├── UsageError               2  flags or input that cannot work
-    ├── ModelMissingError        3  an unknown pair, a missing file, not downloaded while offline
-    ├── IncompatibleModelsError  4  target and draft model do not fit together
-    ├── CheckFailedError         5  a check that was asked for did not hold
-    ├── DownloadError            1  a source could not deliver the file
-    ├── ModelLoadError           1  the file is there, but it cannot be loaded
-    ├── ContextFullError         1  the prompt does not fit into the context
-    └── BackendError             1  llama.cpp failed or does not work on this machine
+SpecdecError                 1  expected failure
+├── UsageError               2  flags or input that cannot work
+├── ModelMissingError        3  an unknown pair, a missing file, not downloaded while offline
+├── IncompatibleModelsError  4  target and draft model do not fit together
+├── CheckFailedError         5  a check that was asked for did not hold
+├── DownloadError            1  a source could not deliver the file
+├── ModelLoadError           1  the file is there, but it cannot be loaded
+├── ContextFullError         1  the prompt does not fit into the context
+└── BackendError             1  llama.cpp failed or does not work on this machine
 """
 
 from __future__ import annotations

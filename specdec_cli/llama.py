@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -19,7 +17,7 @@ import psutil
 from specdec_cli import interrupt
 from specdec_cli.context import CachedContext
 from specdec_cli.errors import BackendError, IncompatibleModelsError, ModelLoadError
-from specdec_cli.types import Draft, Logits
+from specdec_cli.types import ContextOptions, Draft, Logits
 
 CHUNK = 512
 """Tokens of one decode call while a prompt is read."""
@@ -38,7 +36,7 @@ KV_TYPES = {
 }
 """Names of the cache types that `--kv-type` takes."""
 
-_LOG_DEBUG, _LOG_WARN, _LOG_ERROR, _LOG_CONT = 1, 3, 4, 5
+_LOG_DEBUG, _LOG_ERROR, _LOG_CONT = 1, 4, 5
 _NEGLIGIBLE_ATTRS = llama_cpp.LLAMA_TOKEN_ATTR_UNUSED | llama_cpp.LLAMA_TOKEN_ATTR_UNDEFINED
 
 _log_lines: deque[str] = deque(maxlen=200)
@@ -47,11 +45,11 @@ _log_level = _LOG_DEBUG
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
 def _on_log(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
-    """Keep warnings and errors; the bindings' own callback is off by one level and drops errors."""
+    """Keep errors; the bindings' own callback is off by one level and drops errors."""
     global _log_level
     _log_level = _log_level if level == _LOG_CONT else level
     line = text.decode("utf-8", "replace").strip()
-    if line and _log_level in (_LOG_WARN, _LOG_ERROR):
+    if line and _log_level == _LOG_ERROR:
         _log_lines.append(line)
 
 
@@ -59,9 +57,9 @@ llama_cpp.llama_log_set(_on_log, ctypes.c_void_p(0))
 
 
 def last_error() -> str:
-    """The most telling recent line of llama.cpp's log; empty when there is none."""
-    errors = [line for line in _log_lines if "failed" not in line.lower()] or list(_log_lines)
-    return errors[-1] if errors else ""
+    """The first error since the log was cleared: later lines only pass it on. Empty when there is none."""
+    line = _log_lines[0] if _log_lines else ""
+    return line.removeprefix("llama_model_load: error loading model: ")
 
 
 def supports_gpu_offload() -> bool:
@@ -200,6 +198,14 @@ class Model:
         """llama.cpp's attribute bits of a token."""
         return int(llama_cpp.llama_vocab_get_attr(self._vocab, token))
 
+    def open_context(self, options: ContextOptions) -> LlamaContext:
+        """A new context of this model, which must be closed before the model.
+
+        Raises:
+            BackendError: it could not be made, usually for want of memory.
+        """
+        return LlamaContext(self, options)
+
     def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
         """Token ids of a text.
 
@@ -279,23 +285,6 @@ def _first_difference(target: Model, draft: Model, shared: int) -> str:
             f"token {token} is {target.token_text(token)!r} in the target and {draft.token_text(token)!r} in the draft"
         )
     return ""
-
-
-@dataclass(frozen=True, slots=True)
-class ContextOptions:
-    """How a context is set up.
-
-    Attributes:
-        num_ctx: tokens the cache holds.
-        threads: for decoding; None is every physical core.
-        kv_type: a name of `KV_TYPES`.
-        max_leaves: leaves of the widest draft tree.
-    """
-
-    num_ctx: int
-    threads: int | None = None
-    kv_type: str = "f16"
-    max_leaves: int = 1
 
 
 class LlamaContext(CachedContext):
@@ -463,13 +452,3 @@ def _ancestry(draft: Draft, node: int) -> Iterator[int]:
 
 def _depth(draft: Draft, node: int) -> int:
     return sum(1 for _ in _ancestry(draft, node)) - 1
-
-
-@contextlib.contextmanager
-def loaded(path: Path, **kwargs: Any) -> Iterator[Model]:
-    """A model that is closed at the end of the block."""
-    model = Model(path, **kwargs)
-    try:
-        yield model
-    finally:
-        model.close()

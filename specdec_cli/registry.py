@@ -15,7 +15,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from .errors import ModelMissingError, UsageError
+from specdec_cli.errors import ModelMissingError, UsageError
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -24,9 +24,10 @@ else:
 
 SHIPPED_FILE = "models.toml"
 
-_HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>[^@\\]+?)(?:@(?P<revision>[\w.-]+))?")
+_HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>[^@\\]+?)(?:@(?P<revision>[\w.-]+))?", re.ASCII)
 _PYPI = re.compile(
-    r"(?P<head>[A-Za-z0-9][\w.-]*)(?:\{(?P<first>\d+)\.\.(?P<last>\d+)\}(?P<tail>[\w.-]*))?==(?P<version>[\w.!+]+)"
+    r"(?P<head>[A-Za-z0-9][\w.-]*)(?:\{(?P<first>\d+)\.\.(?P<last>\d+)\}(?P<tail>[\w.-]*))?==(?P<version>[\w.!+]+)",
+    re.ASCII,
 )
 _SPLIT_FILE = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
@@ -195,12 +196,11 @@ def _requirements(match: re.Match[str]) -> tuple[str, ...]:
 
 @cache
 def _shipped_text() -> str:
-    package = resources.files(__package__)
-    installed = package / SHIPPED_FILE
+    installed = resources.files("specdec_cli") / SHIPPED_FILE
     if installed.is_file():
         return installed.read_text(encoding="utf-8")
     # An editable install runs from the source tree, where the one copy lies at the root.
-    return (Path(str(package)).parent / SHIPPED_FILE).read_text(encoding="utf-8")
+    return (Path(__file__).parent.parent / SHIPPED_FILE).read_text(encoding="utf-8")
 
 
 def _model(origin: str, name: str, table: object) -> ModelSpec:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import secrets
 from collections.abc import Iterator, Sequence
@@ -18,12 +19,22 @@ from specdec_cli.drafters import ModelDrafter, NoDrafter
 from specdec_cli.engine import speculate
 from specdec_cli.errors import UsageError
 from specdec_cli.gguf import check_header
-from specdec_cli.llama import KV_TYPES, MAX_DRAFT_TOKENS, ContextOptions, LlamaContext, Model, check_vocabularies
+from specdec_cli.llama import KV_TYPES, MAX_DRAFT_TOKENS, Model, check_vocabularies
 from specdec_cli.sampling import Sampler, top_two
 from specdec_cli.sources import SilentProgress
 from specdec_cli.stats import NearTie, Stats
 from specdec_cli.text import TextDecoder
-from specdec_cli.types import Drafter, Event, Finish, FinishReason, SamplingParams, Token
+from specdec_cli.types import (
+    Context,
+    ContextOptions,
+    Drafter,
+    Event,
+    Finish,
+    FinishReason,
+    LanguageModel,
+    SamplingParams,
+    Token,
+)
 
 DEFAULT_MAX_TOKENS = 2048
 
@@ -93,44 +104,64 @@ class Result:
 class Session:
     """A loaded target and, with a draft model, speculation on top of it.
 
-    Use it as a context manager: both models are freed at the end of the block.
+    Use it as a context manager: both models are freed at the end of the block. `Session.open` loads files.
 
     Args:
-        target: path of the target's GGUF file.
-        draft: path of the draft model's, or None for plain decoding.
-        options: how to load and draft.
-
-    Raises:
-        ModelMissingError: a file is not there.
-        ModelLoadError: a file is not a model that this llama.cpp can load.
-        IncompatibleModelsError: the vocabularies differ.
-        BackendError: llama.cpp does not work on this machine.
+        target: the target; owned by the session.
+        draft_model: the draft model, with the target's vocabulary, or None for plain decoding; owned too.
+        options: how to draft.
+        warning: something the user should be told about the backend.
     """
 
-    def __init__(self, target: Path, draft: Path | None = None, options: SessionOptions | None = None) -> None:
+    def __init__(
+        self,
+        target: LanguageModel,
+        draft_model: LanguageModel | None = None,
+        options: SessionOptions | None = None,
+        warning: str = "",
+    ) -> None:
+        self.target = target
+        self.draft_model = draft_model
         self.options = options or SessionOptions()
-        if self.options.num_draft_tokens == 0:
-            draft = None
+        self.warning = warning
+        self._contexts: tuple[Context, Context | None] | None = None
+
+    @classmethod
+    def open(cls, target: Path, draft: Path | None = None, options: SessionOptions | None = None) -> Session:
+        """Load two GGUF files that share a vocabulary.
+
+        Args:
+            target: path of the target.
+            draft: path of the draft model, or None for plain decoding.
+            options: how to load and draft.
+
+        Raises:
+            ModelMissingError: a file is not there.
+            ModelLoadError: a file is not a model that this llama.cpp can load.
+            IncompatibleModelsError: the vocabularies differ.
+            BackendError: llama.cpp does not work on this machine.
+        """
+        options = options or SessionOptions()
+        draft = draft if options.num_draft_tokens else None
         for path in (target, draft):
             if path is not None:
                 check_header(path)
-        self.backend = selfcheck.check()
-        self._draft_model: Model | None = None
-        self._contexts: tuple[LlamaContext, LlamaContext | None] | None = None
-        extra = self.backend.use_extra_bufts
-        self._target_model = Model(target, gpu_layers=self.options.gpu_layers, use_extra_bufts=extra)
-        try:
+        verdict = selfcheck.check()
+        with contextlib.ExitStack() as stack:
+            extra = verdict.use_extra_bufts
+            target_model = stack.enter_context(Model(target, gpu_layers=options.gpu_layers, use_extra_bufts=extra))
+            draft_model = None
             if draft is not None:
-                self._draft_model = Model(draft, gpu_layers=self.options.draft_gpu_layers, use_extra_bufts=extra)
-                self._num_shared = check_vocabularies(self._target_model, self._draft_model)
-        except BaseException:
-            self.close()
-            raise
+                draft_layers = options.draft_gpu_layers
+                draft_model = stack.enter_context(Model(draft, gpu_layers=draft_layers, use_extra_bufts=extra))
+                check_vocabularies(target_model, draft_model)
+            stack.pop_all()
+        return cls(target_model, draft_model, options, verdict.warning if verdict.is_new else "")
 
     def close(self) -> None:
         """Free caches and models."""
         self._close_contexts()
-        for model in (self._draft_model, self._target_model):
+        for model in (self.draft_model, self.target):
             if model is not None:
                 model.close()
 
@@ -139,16 +170,6 @@ class Session:
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
-
-    @property
-    def target(self) -> Model:
-        """The target model."""
-        return self._target_model
-
-    @property
-    def draft_model(self) -> Model | None:
-        """The draft model, if there is one."""
-        return self._draft_model
 
     @property
     def num_ctx(self) -> int | None:
@@ -170,12 +191,12 @@ class Session:
         if raw:
             if not isinstance(prompt, str) or system is not None:
                 raise UsageError("--raw takes a bare text: no messages and no --system", "leave out `--system`")
-            tokens = conversation.encode_raw(self._target_model, prompt)
+            tokens = conversation.encode_raw(self.target, prompt)
         else:
             messages: list[Message] = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else list(prompt)
             if system is not None:
                 messages.insert(0, {"role": "system", "content": system})
-            tokens = conversation.encode_chat(self._target_model, messages)
+            tokens = conversation.encode_chat(self.target, messages)
         if not tokens:
             raise UsageError("the prompt is empty", 'try `specdec run "your question"`')
         return tokens
@@ -208,9 +229,9 @@ class Session:
         rng = np.random.default_rng(params.seed)
         drafter = self._drafter(None if baseline else draft, params, rng)
         policy = Fixed(self.options.num_draft_tokens, self.options.draft_confidence)
-        sampler = Sampler(params, self._target_model.num_vocab)
-        stop_tokens = self._target_model.stop_tokens
-        decoder = TextDecoder(self._target_model.piece)
+        sampler = Sampler(params, self.target.num_vocab)
+        stop_tokens = self.target.stop_tokens
+        decoder = TextDecoder(self.target.piece)
         for event in speculate(
             target, drafter, policy, sampler, rng, tokens, max_tokens=max_tokens, stop_tokens=stop_tokens
         ):
@@ -268,7 +289,7 @@ class Session:
         target, _ = self._ensure_contexts(len(prompt), position + 1)
         target.sync([*prompt, *first[:position]])
         best = top_two(target.score()[0])
-        texts = [self._target_model.piece(token, special=True).decode("utf-8", "replace") for token, _ in best]
+        texts = [self.target.piece(token, special=True).decode("utf-8", "replace") for token, _ in best]
         return NearTie(position, (texts[0], texts[1]), (best[0][1], best[1][1]))
 
     def _tokens(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
@@ -277,20 +298,22 @@ class Session:
         tokens = [item for item in prompt if isinstance(item, int)]
         return tokens or self.encode([item for item in prompt if not isinstance(item, int)])
 
-    def _drafter(self, context: LlamaContext | None, params: SamplingParams, rng: np.random.Generator) -> Drafter:
+    def _drafter(self, context: Context | None, params: SamplingParams, rng: np.random.Generator) -> Drafter:
         if context is None:
             return NoDrafter()
-        return ModelDrafter(context, Sampler(params, self._num_shared), rng, self._target_model.stop_tokens)
+        # Vocabularies of a pair can differ in padding: draft what both have.
+        sampler = Sampler(params, min(self.target.num_vocab, context.num_vocab))
+        return ModelDrafter(context, sampler, rng, self.target.stop_tokens)
 
-    def _ensure_contexts(self, num_prompt: int, max_tokens: int) -> tuple[LlamaContext, LlamaContext | None]:
+    def _ensure_contexts(self, num_prompt: int, max_tokens: int) -> tuple[Context, Context | None]:
         """Contexts that hold prompt and answer; existing ones are kept when they are large enough."""
-        wanted = self.options.num_ctx or min(num_prompt + max_tokens, self._target_model.max_ctx)
+        wanted = self.options.num_ctx or min(num_prompt + max_tokens, self.target.max_ctx)
         if self._contexts and self._contexts[0].num_ctx >= wanted:
             return self._contexts
         self._close_contexts()
-        target = self._open(self._target_model, wanted)
+        target = self._open(self.target, wanted)
         try:
-            model = self._draft_model
+            model = self.draft_model
             draft = None if model is None else self._open(model, min(wanted, model.max_ctx))
         except BaseException:
             target.close()
@@ -298,8 +321,8 @@ class Session:
         self._contexts = target, draft
         return target, draft
 
-    def _open(self, model: Model, num_ctx: int) -> LlamaContext:
-        return LlamaContext(model, ContextOptions(num_ctx, self.options.threads, self.options.kv_type))
+    def _open(self, model: LanguageModel, num_ctx: int) -> Context:
+        return model.open_context(ContextOptions(num_ctx, self.options.threads, self.options.kv_type))
 
     def _close_contexts(self) -> None:
         for context in self._contexts or ():
@@ -338,9 +361,7 @@ def load(
         DownloadError: no source delivered a file.
         SpecdecError: what `Session` raises.
     """
-    choice = choose_models(
-        pair, None if target is None else Path(target), None if draft is None else Path(draft)
-    )
+    choice = choose_models(pair, None if target is None else Path(target), None if draft is None else Path(draft))
     options = options or SessionOptions(num_draft_tokens=choice.num_draft_tokens)
     progress = SilentProgress()
-    return Session(*fetch_files(choice, offline=offline, progress=progress), options)
+    return Session.open(*fetch_files(choice, offline=offline, progress=progress), options)

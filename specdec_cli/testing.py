@@ -1,13 +1,14 @@
-"""A public stand-in for a model: a small vocabulary with exact distributions and the manners of a real cache."""
+"""Public stand-ins for models: a small vocabulary with exact distributions and the manners of a real cache."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import numpy as np
 
 from specdec_cli.context import CachedContext
-from specdec_cli.types import Draft, Logits
+from specdec_cli.types import ContextOptions, Draft, Logits
 
 
 class FakeContext(CachedContext):
@@ -74,3 +75,60 @@ class FakeContext(CachedContext):
 
     def _clear(self) -> None:
         self._cells.clear()
+
+    def close(self) -> None:
+        """Nothing to free."""
+
+
+class FakeModel:
+    """A `LanguageModel` around a `FakeContext` table: one token a letter, the last token ends an answer.
+
+    Args:
+        seed: of the random table.
+        alphabet: the letters, ids 0..n-1; other letters of a text become the first one.
+        sharpness: of the table's distributions.
+        template: the chat template.
+    """
+
+    max_ctx = 4096
+    bos = None
+
+    def __init__(
+        self,
+        seed: int = 0,
+        alphabet: str = "abcdefg",
+        *,
+        sharpness: float = 2.0,
+        template: str | None = "{{ messages[-1].content }}",
+    ) -> None:
+        self.path = Path(f"fake-{seed}.gguf")
+        self.chat_template = template
+        self.num_vocab = len(alphabet) + 1
+        self.eos = len(alphabet)
+        self.stop_tokens = frozenset({self.eos})
+        self.contexts: list[FakeContext] = []
+        self.is_closed = False
+        self._alphabet = alphabet
+        table = sharpness * np.random.default_rng(seed).standard_normal((self.num_vocab,) * 3)
+        # Rare, so that answers are long enough to look at.
+        table[..., self.eos] -= 3.0
+        self._table = table
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:  # noqa: ARG002
+        """One id a letter."""
+        return [max(0, self._alphabet.find(letter)) for letter in text]
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """The letter of a token; nothing for the end token unless `special`."""
+        if token == self.eos:
+            return b"<end>" if special else b""
+        return self._alphabet[token].encode()
+
+    def open_context(self, options: ContextOptions) -> FakeContext:
+        """A new cache over the table; remembered in `contexts`."""
+        self.contexts.append(FakeContext(self._table, num_ctx=options.num_ctx))
+        return self.contexts[-1]
+
+    def close(self) -> None:
+        """Remember that it was closed."""
+        self.is_closed = True

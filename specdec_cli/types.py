@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -214,6 +215,23 @@ class Finish:
 Event = Prefill | Token | Round | Finish
 
 
+@dataclass(frozen=True, slots=True)
+class ContextOptions:
+    """How a context is set up.
+
+    Attributes:
+        num_ctx: tokens the cache holds.
+        threads: for decoding; None is every physical core.
+        kv_type: type of the cache, a name of `specdec_cli.llama.KV_TYPES`.
+        max_leaves: leaves of the widest draft tree.
+    """
+
+    num_ctx: int
+    threads: int | None = None
+    kv_type: str = "f16"
+    max_leaves: int = 1
+
+
 class Context(Protocol):
     """A model with its cache; see `specdec_cli.context.CachedContext` for the contract."""
 
@@ -241,6 +259,56 @@ class Context(Protocol):
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep the draft nodes on `path` in the cache, drop the others."""
+
+    def clear(self) -> None:
+        """Empty the cache."""
+
+    def close(self) -> None:
+        """Free the cache; the context is of no use afterwards."""
+
+
+class LanguageModel(Protocol):
+    """A loaded model: its vocabulary, its chat template, and contexts made from it."""
+
+    @property
+    def path(self) -> Path:
+        """The file it came from."""
+
+    @property
+    def num_vocab(self) -> int:
+        """Number of token ids, padding included."""
+
+    @property
+    def max_ctx(self) -> int:
+        """Tokens of context that it was trained for."""
+
+    @property
+    def stop_tokens(self) -> frozenset[int]:
+        """All end-of-generation tokens."""
+
+    @property
+    def bos(self) -> int | None:
+        """Beginning-of-sequence token, if it has one."""
+
+    @property
+    def eos(self) -> int | None:
+        """End-of-sequence token, if it has one."""
+
+    @property
+    def chat_template(self) -> str | None:
+        """Jinja source, if it has one."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        """Token ids of a text, with or without BOS and the like, taking the text of special tokens for them or not."""
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        """Bytes of a token as they appear in an answer; special tokens are empty unless `special`."""
+
+    def open_context(self, options: ContextOptions) -> Context:
+        """A new cache for it."""
+
+    def close(self) -> None:
+        """Free the weights."""
 
 
 class LengthPolicy(Protocol):

@@ -46,10 +46,10 @@ def open_session(choice: ModelChoice, options: SessionOptions, *, offline: bool,
     """
     target, draft = fetch_files(choice, offline=offline, progress=make_progress(quiet))
     with interrupt.stop_on_sigint(), status(sys.stderr, f"Loading {choice.name}", quiet=quiet):
-        session = Session(target, draft, options)
+        session = Session.open(target, draft, options)
     with session:
-        if session.backend.is_new and session.backend.warning:
-            typer.echo(f"Warning: {session.backend.warning}", err=True)
+        if session.warning:
+            typer.echo(f"Warning: {session.warning}", err=True)
         yield session
 
 
@@ -59,7 +59,7 @@ class Job:
 
     Attributes:
         session: the loaded models.
-        name: of the pair, for the records.
+        pair: its name, None when the files were given.
         prompt: token ids.
         params: with a seed.
         max_tokens: the most tokens of the answer.
@@ -67,7 +67,7 @@ class Job:
     """
 
     session: Session
-    name: str
+    pair: str | None
     prompt: Sequence[int]
     params: SamplingParams
     max_tokens: int
@@ -124,7 +124,7 @@ class Job:
         session = self.session
         draft = session.draft_model
         return {
-            "pair": self.name,
+            "pair": self.pair,
             "target": session.target.path.name,
             "draft": draft.path.name if draft else None,
             "drafter": "model" if draft else "none",

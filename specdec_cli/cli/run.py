@@ -65,5 +65,5 @@ def run(
     view = View(as_json, quiet, color, stream=not no_stream)
     with open_session(choice, options, offline=offline, quiet=quiet or as_json) as session:
         tokens = session.encode(text, system=system, raw=raw)
-        job = Job(session, choice.name, tokens, with_seed(params), max_tokens, seed_drawn=seed is None)
+        job = Job(session, choice.pair, tokens, with_seed(params), max_tokens, seed_drawn=seed is None)
         return job.run(view, compare=compare)

@@ -7,7 +7,7 @@ import sys
 import time
 from typing import TYPE_CHECKING
 
-from specdec_cli.sources import Progress, format_size
+from specdec_cli.sources import Progress, SilentProgress, format_size
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -29,22 +29,6 @@ def make_progress(quiet: bool = False) -> Progress:
 
 def _headline(name: str, size: int | None, source: str) -> str:
     return f"{name}: {format_size(size)} from {source}"
-
-
-class SilentProgress:
-    """Shows nothing."""
-
-    def start(self, name: str, size: int | None, source: str) -> None:
-        """Show nothing."""
-
-    def advance(self, num_bytes: int) -> None:
-        """Show nothing."""
-
-    def note(self, text: str) -> None:
-        """Show nothing."""
-
-    def finish(self) -> None:
-        """Show nothing."""
 
 
 class LineProgress:

@@ -1,0 +1,644 @@
+"""The whole loop on exact fakes: same distribution, same greedy answer, same ending as the target alone."""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from lossless import (
+    Path,
+    RandomPolicy,
+    ScriptedDrafter,
+    collect,
+    distance,
+    draft_tree,
+    outcomes,
+    random_tree,
+    reference_answers,
+    reference_probs,
+)
+from scipy import stats
+
+from specdec_cli.distribution import Distribution
+from specdec_cli.draft_length import Fixed
+from specdec_cli.drafters import ModelDrafter, NoDrafter
+from specdec_cli.engine import speculate
+from specdec_cli.errors import BackendError, ContextFullError
+from specdec_cli.sampling import Sampler
+from specdec_cli.testing import FakeContext
+from specdec_cli.types import Draft, Event, Finish, LengthPolicy, Prefill, Round, SamplingParams, Token
+
+TOLERANCE = 1e-12
+PLAIN = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
+GREEDY = SamplingParams(temperature=0)
+# Penalties see drafted tokens, top-k and top-p give sparse supports, a bias forbids a token.
+SETTINGS = {
+    "plain": PLAIN,
+    "hot": SamplingParams(temperature=1.7, top_k=0, top_p=1, min_p=0),
+    "cold": SamplingParams(temperature=0.3, top_k=0, top_p=1, min_p=0),
+    "top-k": SamplingParams(temperature=0.8, top_k=2, top_p=1, min_p=0),
+    "top-p": SamplingParams(temperature=0.8, top_k=0, top_p=0.8, min_p=0),
+    "min-p": SamplingParams(temperature=1.2, top_k=0, top_p=1, min_p=0.3),
+    "penalties": SamplingParams(
+        temperature=1, top_k=0, top_p=1, min_p=0, repeat_last_n=2, repeat_penalty=1.5, presence_penalty=0.7, frequency_penalty=0.9
+    ),
+    "bias": SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, logit_bias=((0, -np.inf), (1, 0.7))),
+    "everything": SamplingParams(top_k=3, top_p=0.9, min_p=0.05, repeat_last_n=3, repeat_penalty=1.2, frequency_penalty=0.8),
+}
+
+
+@dataclass
+class Bench:
+    """A target, the settings, and one answer's conditions."""
+
+    num_vocab: int = 3
+    params: SamplingParams = PLAIN
+    prompt: Sequence[int] = (1, 0)
+    max_tokens: int = 3
+    stop_tokens: Collection[int] = ()
+    seed: int = 1
+    policy: Callable[[], LengthPolicy] = field(default=lambda: Fixed(2))
+    target_kwargs: dict[str, Any] = field(default_factory=dict)
+
+    def target(self) -> FakeContext:
+        return FakeContext.random(self.seed, num_vocab=self.num_vocab, **self.target_kwargs)
+
+    def sampler(self) -> Sampler:
+        return Sampler(self.params, self.num_vocab)
+
+    def events(self, drafter: Any, rng: Any, target: FakeContext | None = None) -> Iterator[Event]:
+        return speculate(
+            target or self.target(),
+            drafter,
+            self.policy(),
+            self.sampler(),
+            rng,
+            self.prompt,
+            max_tokens=self.max_tokens,
+            stop_tokens=self.stop_tokens,
+        )
+
+    def reference(self) -> dict[Path, float]:
+        """Answer -> probability, from the table alone."""
+        target = self.target()
+        found: dict[Path, float] = {}
+        answers = reference_answers(
+            lambda tokens: reference_probs(target.logits_after(tokens), self.params, tokens),
+            self.prompt,
+            self.max_tokens,
+            tuple(self.stop_tokens),
+        )
+        for (answer, _), prob in answers.items():
+            found[answer] = found.get(answer, 0.0) + prob
+        return found
+
+
+# ------------------------------------------------------------------ drafters: (bench, rng) -> drafter
+
+
+def other_model(bench: Bench, rng: Any) -> ModelDrafter:
+    return ModelDrafter(FakeContext.random(77, num_vocab=bench.num_vocab), bench.sampler(), rng, bench.stop_tokens)
+
+
+def same_model(bench: Bench, rng: Any) -> ModelDrafter:
+    return ModelDrafter(bench.target(), bench.sampler(), rng, bench.stop_tokens)
+
+
+def careless_model(bench: Bench, rng: Any) -> ModelDrafter:
+    """Plain sampling whatever the settings say: still lossless, as its proposals are what it sampled from."""
+    return ModelDrafter(FakeContext.random(78, num_vocab=bench.num_vocab), Sampler(PLAIN, bench.num_vocab), rng)
+
+
+def padded_model(bench: Bench, rng: Any) -> ModelDrafter:
+    """A draft model with a longer vocabulary, not cropped: it proposes tokens that the target does not have."""
+    size = bench.num_vocab + 1
+    return ModelDrafter(FakeContext.random(79, num_vocab=size, order=0), Sampler(PLAIN, size), rng)
+
+
+def fixed_tree(bench: Bench, rng: Any) -> ScriptedDrafter:
+    return ScriptedDrafter(random_tree(5, bench.num_vocab), max_nodes=4)
+
+
+def fixed_chain(bench: Bench, rng: Any) -> ScriptedDrafter:
+    return ScriptedDrafter(lambda tokens, limit: Draft.chain([(tokens[-1] + 1) % bench.num_vocab, tokens[-2]]))
+
+
+def sampled_tree(bench: Bench, rng: Any) -> ScriptedDrafter:
+    """Siblings without replacement, in a shape that depends on the position, under the settings' own transform."""
+    context, sampler = FakeContext.random(80, num_vocab=bench.num_vocab), bench.sampler()
+
+    def script(tokens: Sequence[int], limit: int) -> Draft:
+        def proposal(path: Path) -> Distribution:
+            return sampler.distribution(context.logits_after([*tokens, *path]), sampler.history(tokens, path))
+
+        return draft_tree(proposal, [(2,), (1, 2), (2, 1)][len(tokens) % 3][:limit], rng, replace=False)
+
+    return ScriptedDrafter(script)
+
+
+MODEL_DRAFTERS = [other_model, same_model, careless_model, padded_model]
+DRAFTERS = [*MODEL_DRAFTERS, fixed_tree, fixed_chain, sampled_tree]
+
+
+# ------------------------------------------------------------------ exact: every random choice of a whole answer
+
+
+def assert_exact(bench: Bench, make: Callable[[Bench, Any], Any]) -> None:
+    found = outcomes(lambda rng: collect(bench.events(make(bench, rng), rng))[0])
+    assert sum(found.values()) == pytest.approx(1, abs=TOLERANCE)
+    assert distance(found, bench.reference()) < TOLERANCE
+
+
+@pytest.mark.parametrize("make", DRAFTERS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("name", SETTINGS)
+def test_answers_have_exactly_the_targets_distribution(name: str, make: Callable[[Bench, Any], Any]) -> None:
+    assert_exact(Bench(params=SETTINGS[name], max_tokens=2), make)
+
+
+@pytest.mark.parametrize("make", [other_model, sampled_tree, fixed_chain], ids=lambda make: make.__name__)
+def test_three_tokens_with_a_stop_token(make: Callable[[Bench, Any], Any]) -> None:
+    assert_exact(Bench(params=SETTINGS["penalties"], max_tokens=3, stop_tokens={2}), make)
+
+
+@pytest.mark.parametrize(
+    "policy",
+    [lambda: Fixed(1), lambda: Fixed(3), lambda: Fixed(2, 0.45), lambda: Fixed(2, 0.6), lambda: RandomPolicy(3), lambda: RandomPolicy(4)],
+)
+def test_no_policy_biases_the_answer(policy: Callable[[], LengthPolicy]) -> None:
+    """A policy that looked at the sampled token, and dropped unlikely ones, would."""
+    assert_exact(Bench(policy=policy, max_tokens=2, seed=4), other_model)
+    assert_exact(Bench(policy=policy, max_tokens=3, num_vocab=2, seed=5), other_model)
+
+
+@pytest.mark.parametrize("can_forget", [True, False])
+def test_the_kind_of_cache_does_not_matter(can_forget: bool) -> None:
+    kwargs = {"can_forget": can_forget, "chunk": 2}
+
+    def drafter(bench: Bench, rng: Any) -> ModelDrafter:
+        return ModelDrafter(FakeContext.random(77, num_vocab=3, **kwargs), bench.sampler(), rng)
+
+    assert_exact(Bench(target_kwargs=kwargs, max_tokens=3, prompt=(1, 0, 2, 2, 1), num_vocab=3, policy=lambda: Fixed(1)), drafter)
+
+
+# ------------------------------------------------------------------ statistical: real generators, chi-squared
+
+ALPHA = 1e-4
+NUM_ANSWERS = 1200
+
+
+@pytest.mark.parametrize(
+    ("name", "make"),
+    [
+        ("plain", other_model),
+        ("everything", other_model),
+        ("penalties", same_model),
+        ("top-k", sampled_tree),
+        ("penalties", fixed_tree),
+        ("everything", fixed_chain),
+    ],
+    ids=lambda value: value if isinstance(value, str) else value.__name__,
+)
+def test_sampled_answers_pass_chi_squared(name: str, make: Callable[[Bench, Any], Any]) -> None:
+    """One generator an answer, seeded as a user's would be; a correct program fails one such test in 10 000."""
+    bench = Bench(params=SETTINGS[name], num_vocab=4, max_tokens=3, policy=lambda: Fixed(3))
+    counts: Counter[Path] = Counter()
+    target = bench.target()
+    for seed in range(NUM_ANSWERS):
+        rng = np.random.default_rng(seed)
+        counts[collect(bench.events(make(bench, rng), rng, target))[0]] += 1
+    assert chi_squared_p(counts, bench.reference()) > ALPHA
+
+
+def chi_squared_p(counts: Counter[Path], expected: dict[Path, float]) -> float:
+    """p-value; answers expected fewer than 5 times are pooled."""
+    assert set(counts) <= set(expected)
+    total = counts.total()
+    common = [answer for answer, prob in expected.items() if prob * total >= 5]
+    observed = [counts[answer] for answer in common]
+    wanted = [expected[answer] * total for answer in common]
+    rest = total - sum(wanted)
+    if rest > 1e-6:
+        observed.append(total - sum(observed))
+        wanted.append(rest)
+    return float(stats.chisquare(observed, wanted, sum_check=False).pvalue)
+
+
+def test_chi_squared_finds_a_biased_sampler() -> None:
+    """The test has the power to see argmax drafts with probabilities attached."""
+    bench = Bench(num_vocab=4, max_tokens=3)
+    context, sampler = FakeContext.random(77, num_vocab=4), bench.sampler()
+
+    def script(tokens: Sequence[int], limit: int) -> Draft:
+        proposal = sampler.distribution(context.logits_after(tokens))
+        return Draft.chain([int(proposal.probs.argmax())], [proposal])
+
+    counts: Counter[Path] = Counter()
+    for seed in range(NUM_ANSWERS):
+        counts[collect(bench.events(ScriptedDrafter(script), np.random.default_rng(seed)))[0]] += 1
+    assert chi_squared_p(counts, bench.reference()) < ALPHA
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_a_draft_model_equal_to_the_target_is_always_accepted(name: str) -> None:
+    """Both go through the same transform with the same history, so target / draft is 1 at every token."""
+    bench = Bench(params=SETTINGS[name], num_vocab=5, max_tokens=60, policy=lambda: Fixed(4))
+    rng = np.random.default_rng(3)
+    rounds = [event for event in bench.events(same_model(bench, rng), rng) if isinstance(event, Round)]
+    assert all(event.num_accepted == event.num_drafted for event in rounds)
+    assert len(rounds) == 12
+
+
+def test_a_seed_gives_the_same_answer_again() -> None:
+    bench = Bench(params=SETTINGS["everything"], num_vocab=6, max_tokens=30)
+    answers = []
+    for seed in (1, 1, 2):
+        rng = np.random.default_rng(seed)
+        answers.append(collect(bench.events(other_model(bench, rng), rng))[0])
+    assert answers[0] == answers[1] != answers[2]
+
+
+# ------------------------------------------------------------------ greedy: token for token
+
+
+def greedy_answer(bench: Bench, num_ctx: int = 256) -> Path:
+    """Argmax from the table, one token after the other."""
+    target, tokens = bench.target(), list(bench.prompt)
+    while len(tokens) < len(bench.prompt) + bench.max_tokens and len(tokens) <= num_ctx:
+        token = next(iter(reference_probs(target.logits_after(tokens), bench.params, tokens)))
+        if token in bench.stop_tokens:
+            break
+        tokens.append(token)
+    return tuple(tokens[len(bench.prompt) :])
+
+
+@st.composite
+def greedy_cases(draw: st.DrawFn) -> tuple[Bench, Any]:
+    """Everything that may change the way to an answer, and must not change the answer."""
+    num_vocab = draw(st.integers(2, 5))
+    prompt = draw(st.lists(st.integers(0, num_vocab - 1), min_size=1, max_size=7))
+    kinds: dict[str, Any] = {"can_forget": draw(st.booleans()), "chunk": draw(st.integers(1, 5))}
+    policies = [
+        *[lambda k=k: Fixed(k) for k in range(9)],
+        *[lambda c=c: Fixed(4, c) for c in (0.0, 0.5, 1.0)],
+        lambda: RandomPolicy(5),
+    ]
+    bench = Bench(
+        num_vocab=num_vocab,
+        params=draw(st.sampled_from([GREEDY, SamplingParams(temperature=0, repeat_penalty=1.4, frequency_penalty=0.5)])),
+        prompt=prompt,
+        max_tokens=draw(st.integers(0, 12)),
+        stop_tokens=draw(st.sampled_from([(), (0,), (1,), (0, 1)])),
+        seed=draw(st.integers(0, 10**6)),
+        policy=draw(st.sampled_from(policies)),
+        target_kwargs={"num_ctx": len(prompt) + draw(st.integers(1, 14)), **kinds},
+    )
+    return bench, draw(drafters(bench))
+
+
+@st.composite
+def drafters(draw: st.DrawFn, bench: Bench) -> Any:
+    """A draft model, equal, related or unrelated, perhaps with a small context; scripted chains and trees."""
+    kind = draw(st.sampled_from(["model", "model", "tree", "none"]))
+    rng = np.random.default_rng(0)
+    if kind == "none":
+        return NoDrafter()
+    if kind == "tree":
+        # Within the room for one token a round: a tree has more nodes than its depth.
+        return RoomyTrees(draw(st.integers(0, 999)), bench)
+    table = bench.target()._table + draw(st.sampled_from([0.0, 1.0, 9.0])) * np.random.default_rng(1).standard_normal(
+        (bench.num_vocab,) * 3
+    )
+    kwargs = {"can_forget": draw(st.booleans()), "chunk": draw(st.integers(1, 5)), "num_ctx": draw(st.integers(4, 40))}
+    return ModelDrafter(FakeContext(table, **kwargs), bench.sampler(), rng, draw(st.sampled_from([(), bench.stop_tokens])))
+
+
+class RoomyTrees(ScriptedDrafter):
+    """Random trees cut to the free part of the target's context."""
+
+    def __init__(self, seed: int, bench: Bench) -> None:
+        super().__init__(random_tree(seed, bench.num_vocab + 1))
+        self._num_ctx = bench.target_kwargs["num_ctx"]
+
+    def propose(self, tokens: Sequence[int], policy: LengthPolicy, limit: int) -> Draft:
+        self._max_nodes = self._num_ctx - len(tokens)
+        return super().propose(tokens, policy, limit)
+
+
+@settings(max_examples=400)
+@given(greedy_cases())
+def test_greedy_answer_is_the_targets_own(case: tuple[Bench, Any]) -> None:
+    bench, drafter = case
+    target = bench.target()
+    answer, _ = collect(bench.events(drafter, np.random.default_rng(1), target))
+    assert answer == greedy_answer(bench, target.num_ctx)
+
+
+@settings(max_examples=150)
+@given(greedy_cases())
+def test_an_answer_ends_for_the_same_reason_as_without_drafting(case: tuple[Bench, Any]) -> None:
+    bench, drafter = case
+    rng = np.random.default_rng(1)
+    assert collect(bench.events(drafter, rng)) == collect(bench.events(NoDrafter(), rng))
+
+
+def test_a_stop_token_behind_the_budget_does_not_change_the_reason() -> None:
+    """The target, when the budget is spent, has not looked further: neither may a bonus token."""
+    chain = FakeContext(np.array([[0.0, 9.0, 0.0], [0.0, 0.0, 9.0], [9.0, 0.0, 0.0]]))
+    results = []
+    for k in (0, 1, 2):
+        drafter = ModelDrafter(FakeContext(chain._table), Sampler(GREEDY, 3), np.random.default_rng(0))
+        events = speculate(
+            chain, drafter, Fixed(k), Sampler(GREEDY, 3), np.random.default_rng(0), [0], max_tokens=1, stop_tokens={2}
+        )
+        results.append(collect(events))
+    assert results == [((1,), "length")] * 3
+
+
+@pytest.mark.parametrize("can_forget", [True, False])
+@pytest.mark.parametrize("k", range(6))
+def test_greedy_budget_cut_at_every_position(k: int, can_forget: bool) -> None:
+    for max_tokens in range(12):
+        bench = Bench(
+            num_vocab=5,
+            params=GREEDY,
+            max_tokens=max_tokens,
+            policy=lambda: Fixed(k),
+            seed=8,
+            target_kwargs={"can_forget": can_forget},
+        )
+        rng = np.random.default_rng(0)
+        for make in (same_model, other_model):
+            answer, reason = collect(bench.events(make(bench, rng), rng))
+            assert (len(answer), reason) == (max_tokens, "length")
+            assert answer == greedy_answer(bench)
+
+
+# ------------------------------------------------------------------ events
+
+
+def test_pattern_of_sources() -> None:
+    """Draft model = target, two drafted tokens a round, five tokens."""
+    for params in (GREEDY, PLAIN):
+        bench = Bench(params=params, max_tokens=5, num_vocab=5)
+        rng = np.random.default_rng(0)
+        events = list(bench.events(same_model(bench, rng), rng))
+        sources = [event.source for event in events if isinstance(event, Token)]
+        assert sources == ["draft", "draft", "bonus", "draft", "draft"]
+
+
+def test_order_and_content_of_events() -> None:
+    bench = Bench(num_vocab=5, max_tokens=20, policy=lambda: Fixed(3), prompt=(0, 1, 2, 3))
+    rng = np.random.default_rng(2)
+    events = list(bench.events(other_model(bench, rng), rng))
+    assert isinstance(events[0], Prefill)
+    assert events[0].num_tokens == 4
+    assert events[-1] == Finish("length")
+    new: list[Token] = []
+    index = 0
+    for event in events[1:-1]:
+        if isinstance(event, Token):
+            new.append(event)
+            continue
+        assert isinstance(event, Round)
+        assert (event.index, event.num_tokens) == (index, len(new))
+        drafted = [token for token in new if token.source == "draft"]
+        assert len(drafted) == min(event.num_accepted, len(new))
+        assert all(token.source == "draft" for token in new[:-1])
+        if event.num_accepted < event.num_drafted:
+            assert new[-1].source == "recovered"
+        assert 0 <= event.num_accepted <= event.num_drafted <= 3
+        assert event.total_s >= event.verify_s > 0
+        assert event.total_s >= event.draft_s > 0
+        index, new = index + 1, []
+    assert not new
+
+
+def test_baseline_is_one_target_token_a_round() -> None:
+    bench = Bench(num_vocab=5, max_tokens=4)
+    events = list(bench.events(NoDrafter(), np.random.default_rng(0)))
+    assert [event.source for event in events if isinstance(event, Token)] == ["target"] * 4
+    assert [event.num_drafted for event in events if isinstance(event, Round)] == [0] * 4
+
+
+def test_the_policy_learns_from_every_round_in_order() -> None:
+    class Learning(RandomPolicy):
+        def __init__(self) -> None:
+            super().__init__(1)
+            self.seen: list[Round] = []
+
+        def learn(self, record: Round) -> None:
+            self.seen.append(record)
+
+    policy = Learning()
+    bench = Bench(num_vocab=5, max_tokens=15, policy=lambda: policy)
+    rng = np.random.default_rng(0)
+    events = list(bench.events(other_model(bench, rng), rng))
+    assert policy.seen == [event for event in events if isinstance(event, Round)]
+
+
+# ------------------------------------------------------------------ work: nothing is decoded twice
+
+
+class LoggingContext(FakeContext):
+    """Remembers every prefix that was decoded."""
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.prefixes: list[Path] = []
+
+    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Any:
+        held = list(self._cells)
+        sequence = [*tokens, *draft.tokens]
+        result = super()._decode(tokens, draft, rows=rows)
+        self.prefixes += [tuple(held + sequence[: index + 1]) for index in range(len(sequence))]
+        return result
+
+
+@pytest.mark.parametrize("name", ["plain", "everything"])
+@pytest.mark.parametrize("policy", [lambda: Fixed(1), lambda: Fixed(4), lambda: Fixed(4, 0.5), lambda: RandomPolicy(1)])
+def test_no_token_is_decoded_twice(policy: Callable[[], LengthPolicy], name: str) -> None:
+    for seed in range(3):
+        bench = Bench(num_vocab=4, max_tokens=40, prompt=(1, 2, 3, 0, 1), params=SETTINGS[name], policy=policy)
+        target = LoggingContext(bench.target()._table, chunk=3)
+        draft_model = LoggingContext(FakeContext.random(77, num_vocab=4)._table, chunk=3)
+        rng = np.random.default_rng(seed)
+        events = list(bench.events(ModelDrafter(draft_model, bench.sampler(), rng), rng, target))
+        for context in (target, draft_model):
+            assert len(context.prefixes) == len(set(context.prefixes)) == context.num_decoded
+        rounds = [event for event in events if isinstance(event, Round)]
+        rejected = sum(event.num_drafted - event.num_accepted for event in rounds)
+        # The token committed last is decoded only if it was drafted.
+        last = next(event for event in reversed(events) if isinstance(event, Token))
+        assert target.num_decoded == 5 + 40 - (last.source != "draft") + rejected
+        assert target.num_calls == 1 + len(rounds)
+
+
+def test_a_whole_round_is_one_target_pass_also_when_nothing_can_be_dropped() -> None:
+    """Accepted whole, a recurrent model never starts anew."""
+    bench = Bench(params=GREEDY, num_vocab=5, max_tokens=30, target_kwargs={"can_forget": False})
+    target, rng = bench.target(), np.random.default_rng(0)
+    rounds = [event for event in bench.events(same_model(bench, rng), rng, target) if isinstance(event, Round)]
+    assert target.num_calls == len(rounds) == 10
+    assert target.num_decoded == len(bench.prompt) + 30 - 1
+
+
+# ------------------------------------------------------------------ endings
+
+
+def test_no_tokens_wanted() -> None:
+    bench = Bench(max_tokens=0)
+    events = list(bench.events(other_model(bench, None), np.random.default_rng(0)))
+    assert [type(event) for event in events] == [Prefill, Finish]
+    assert events[-1] == Finish("length")
+
+
+@pytest.mark.parametrize("k", range(5))
+@pytest.mark.parametrize("num_prompt", [1, 5, 6, 7])
+def test_context_is_used_to_its_last_cell(k: int, num_prompt: int) -> None:
+    """Eight cells: the last token needs none of its own."""
+    prompt = [1, 0, 2, 1, 1, 0, 2][:num_prompt]
+    bench = Bench(params=GREEDY, prompt=prompt, max_tokens=99, policy=lambda: Fixed(k), target_kwargs={"num_ctx": 8})
+    rng = np.random.default_rng(0)
+    for make in (other_model, same_model):
+        answer, reason = collect(bench.events(make(bench, rng), rng))
+        assert (len(answer), reason) == (9 - num_prompt, "context")
+        assert answer == greedy_answer(bench, 8)
+
+
+@pytest.mark.parametrize("num_prompt", [8, 9, 600])
+def test_a_prompt_that_does_not_fit(num_prompt: int) -> None:
+    bench = Bench(prompt=[1] * num_prompt, max_tokens=100, target_kwargs={"num_ctx": 8})
+    target = bench.target()
+    with pytest.raises(ContextFullError) as caught:
+        list(bench.events(NoDrafter(), np.random.default_rng(0), target))
+    assert str(num_prompt) in caught.value.message
+    assert "8" in caught.value.message
+    wanted = {8: 256, 9: 256, 600: 768}[num_prompt]
+    assert f"--ctx {wanted}" in caught.value.hint
+    assert target.num_calls == 0
+
+
+@pytest.mark.parametrize("k", range(4))
+def test_a_stop_token_first_gives_an_empty_answer(k: int) -> None:
+    bench = Bench(params=GREEDY, policy=lambda: Fixed(k))
+    first = greedy_answer(bench)[0]
+    bench.stop_tokens = {first}
+    rng = np.random.default_rng(0)
+    for make in (same_model, other_model):
+        events = list(bench.events(make(bench, rng), rng))
+        assert collect(iter(events)) == ((), "eog")
+        assert [event.num_tokens for event in events if isinstance(event, Round)] == [0]
+
+
+def test_nothing_is_emitted_past_a_stop_token_in_an_accepted_draft() -> None:
+    """A chain 0 1 2 3 4 5 drafted whole, ended by 3; the drafter does not know about stop tokens."""
+    table = np.full((6, 6), -9.0)
+    table[np.arange(6), (np.arange(6) + 1) % 6] = 9.0
+    for depth, tree in itertools.product(range(1, 7), (False, True)):
+        drafts = Draft.chain([(1 + index) % 6 for index in range(depth)])
+        if tree:
+            drafts = Draft((*drafts.tokens, 5), (*drafts.parents, -1), (None,) * (depth + 1), (1.0,) * (depth + 1))
+        target = FakeContext(table)
+        events = list(
+            speculate(
+                target,
+                ScriptedDrafter(lambda tokens, limit, drafts=drafts: drafts if len(tokens) == 1 else Draft()),
+                Fixed(9),
+                Sampler(GREEDY, 6),
+                np.random.default_rng(0),
+                [0],
+                max_tokens=50,
+                stop_tokens={3},
+            )
+        )
+        assert collect(iter(events)) == ((1, 2), "eog")
+        assert list(target.tokens) == target._cells
+
+
+def test_stop_token_sampled_as_recovered_token() -> None:
+    bench = Bench(params=GREEDY, num_vocab=4)
+    first = greedy_answer(bench)[0]
+    bench.stop_tokens = {first}
+    wrong = ScriptedDrafter(lambda tokens, limit: Draft.chain([(first + 1) % 4]))
+    assert collect(bench.events(wrong, np.random.default_rng(0))) == ((), "eog")
+
+
+# ------------------------------------------------------------------ interruptions: the next answer is right
+
+INTERRUPTED = Bench(params=GREEDY, num_vocab=5, max_tokens=12, prompt=(1, 2, 3, 4, 0, 1, 2), policy=lambda: Fixed(3))
+
+
+def contexts(can_forget: bool) -> tuple[FakeContext, FakeContext]:
+    kwargs = {"num_vocab": 5, "chunk": 3, "can_forget": can_forget}
+    return FakeContext.random(1, **kwargs), FakeContext.random(77, **kwargs)  # type: ignore[arg-type]
+
+
+def answer_on(target: FakeContext, draft_model: FakeContext, prompt: Sequence[int]) -> Path:
+    bench = Bench(params=GREEDY, num_vocab=5, max_tokens=12, prompt=prompt)
+    drafter = ModelDrafter(draft_model, bench.sampler(), np.random.default_rng(0))
+    return collect(bench.events(drafter, np.random.default_rng(0), target))[0]
+
+
+@pytest.mark.parametrize("can_forget", [True, False])
+def test_closed_at_any_event_and_asked_again(can_forget: bool) -> None:
+    expected = greedy_answer(INTERRUPTED)
+    for num_events in range(20):
+        target, draft_model = contexts(can_forget)
+        drafter = ModelDrafter(draft_model, INTERRUPTED.sampler(), np.random.default_rng(0))
+        events = INTERRUPTED.events(drafter, np.random.default_rng(0), target)
+        taken = list(itertools.islice(events, num_events))
+        events.close()  # type: ignore[attr-defined]
+        seen = tuple(event.id for event in taken if isinstance(event, Token))
+        assert seen == expected[: len(seen)]
+        assert answer_on(target, draft_model, INTERRUPTED.prompt) == expected
+        # Another turn on what was seen so far.
+        follow = [*INTERRUPTED.prompt, *seen]
+        assert answer_on(target, draft_model, follow) == greedy_answer(Bench(params=GREEDY, num_vocab=5, max_tokens=12, prompt=follow))
+
+
+@pytest.mark.parametrize("can_forget", [True, False])
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BackendError])
+@pytest.mark.parametrize("which", [0, 1], ids=["target", "draft model"])
+def test_failing_at_any_decode_call_and_asked_again(which: int, error: type[BaseException], can_forget: bool) -> None:
+    expected = greedy_answer(INTERRUPTED)
+    for call in range(1, 8):
+        pair = contexts(can_forget)
+        fail_at(pair[which], call, error)
+        drafter = ModelDrafter(pair[1], INTERRUPTED.sampler(), np.random.default_rng(0))
+        seen: list[int] = []
+        with pytest.raises(error):
+            for event in INTERRUPTED.events(drafter, np.random.default_rng(0), pair[0]):
+                if isinstance(event, Token):
+                    seen.append(event.id)
+        assert tuple(seen) == expected[: len(seen)]
+        for prompt in ([*INTERRUPTED.prompt, *seen], INTERRUPTED.prompt):
+            bench = Bench(params=GREEDY, num_vocab=5, max_tokens=12, prompt=prompt)
+            assert answer_on(*pair, prompt) == greedy_answer(bench)
+
+
+def fail_at(context: FakeContext, call: int, error: type[BaseException]) -> None:
+    """Let the `call`-th decode call from now raise, a part of it done."""
+    original, calls = context._decode, itertools.count(1)
+
+    def decode(tokens: Sequence[int], draft: Draft, *, rows: bool) -> Any:
+        if next(calls) == call:
+            context.fail_next = error("stopped")
+        return original(tokens, draft, rows=rows)
+
+    context._decode = decode  # type: ignore[method-assign]
+
+
+def test_a_cache_filled_by_others_does_not_matter() -> None:
+    bench = Bench(params=GREEDY, num_vocab=5, max_tokens=10)
+    for leftover in ([1, 0], [1, 0, 3, 3], [4] * 30, [1]):
+        target = bench.target()
+        target.sync(leftover)
+        target.score(Draft.chain([2]))
+        assert collect(bench.events(NoDrafter(), np.random.default_rng(0), target))[0] == greedy_answer(bench)
