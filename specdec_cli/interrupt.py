@@ -14,9 +14,20 @@ import signal
 import socket
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from types import CodeType, FrameType, FunctionType
+from typing import Any, TypeVar, cast
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 _flag = ctypes.create_string_buffer(2)
+_callbacks: set[CodeType] = set()
+
+
+def callback_from_c(function: Function) -> Function:
+    """Mark a function that C code calls: an exception cannot pass through it, so Ctrl-C is not raised inside."""
+    _callbacks.add(cast(FunctionType, function).__code__)
+    return function
 
 
 def request_stop() -> None:
@@ -48,7 +59,7 @@ def abort_callback() -> tuple[int, int]:
 
 @contextlib.contextmanager
 def stop_on_sigint() -> Iterator[None]:
-    """While active, Ctrl-C ends a running decode call within milliseconds; KeyboardInterrupt follows as usual.
+    """While active, Ctrl-C ends a running decode or load call within milliseconds; KeyboardInterrupt follows.
 
     Outside the main thread, where signals cannot be watched, it does nothing.
     """
@@ -61,13 +72,22 @@ def stop_on_sigint() -> Iterator[None]:
     previous = signal.set_wakeup_fd(writer.fileno(), warn_on_full_buffer=False)
     watcher = threading.Thread(target=_watch, args=(reader,), daemon=True)
     watcher.start()
+    handler = signal.signal(signal.SIGINT, _on_sigint)
     try:
         yield
     finally:
+        signal.signal(signal.SIGINT, handler)
         signal.set_wakeup_fd(previous)
         writer.close()
         watcher.join()
         reader.close()
+
+
+def _on_sigint(_signal: int, frame: FrameType | None) -> None:
+    request_stop()
+    # Inside a callback the C call notices the flag and its caller raises.
+    if frame is None or frame.f_code not in _callbacks:
+        raise KeyboardInterrupt
 
 
 def _watch(reader: socket.socket) -> None:

@@ -44,6 +44,7 @@ _log_level = _LOG_DEBUG
 
 
 @llama_cpp.llama_log_callback  # type: ignore[untyped-decorator]
+@interrupt.callback_from_c
 def _on_log(level: int, text: bytes, _user_data: ctypes.c_void_p) -> None:
     """Keep errors; the bindings' own callback is off by one level and drops errors."""
     global _log_level
@@ -104,11 +105,10 @@ class Model:
         params.use_extra_bufts = use_extra_bufts
         params.vocab_only = vocab_only
         params.n_gpu_layers = (-1 if supports_gpu_offload() else 0) if gpu_layers is None else gpu_layers
-        on_progress, was_interrupted = _load_progress()
-        params.progress_callback = on_progress
+        params.progress_callback = _on_load_progress
         _log_lines.clear()
         self._handle = llama_cpp.llama_model_load_from_file(os.fsencode(path), params)
-        if was_interrupted():
+        if interrupt.stop_requested():
             self.close()
             raise KeyboardInterrupt
         if not self._handle:
@@ -234,19 +234,11 @@ class Model:
         return self._piece_buffer.raw[:num]
 
 
-def _load_progress() -> tuple[Any, Any]:
-    """A callback that lets Ctrl-C end the loading, and a function that says whether it did."""
-    interrupted: list[bool] = []
-
-    @llama_cpp.llama_progress_callback  # type: ignore[untyped-decorator]
-    def on_progress(_share: float, _user_data: ctypes.c_void_p) -> bool:
-        try:
-            return not interrupt.stop_requested()
-        except KeyboardInterrupt:
-            interrupted.append(True)
-            return False
-
-    return on_progress, lambda: bool(interrupted) or interrupt.stop_requested()
+@llama_cpp.llama_progress_callback  # type: ignore[untyped-decorator]
+@interrupt.callback_from_c
+def _on_load_progress(_share: float, _user_data: ctypes.c_void_p) -> bool:
+    """Whether to go on loading."""
+    return not interrupt.stop_requested()
 
 
 def check_vocabularies(target: Model, draft: Model) -> int:

@@ -45,7 +45,7 @@ class Stats:
 
     def add(self, event: Event) -> None:
         """Take the next event into account, at the moment it arrives."""
-        self.wall_s = time.perf_counter() - self._started
+        self.stop()
         if isinstance(event, Token):
             self.num_tokens += 1
             if self.first_token_s is None:
@@ -55,6 +55,10 @@ class Stats:
             self.verify_s += event.verify_s
         elif isinstance(event, Round):
             self._add_round(event)
+
+    def stop(self) -> None:
+        """Let the wall time end now: for an answer that was interrupted between two events."""
+        self.wall_s = time.perf_counter() - self._started
 
     def _add_round(self, record: Round) -> None:
         if self.num_rounds == 0:

@@ -94,6 +94,7 @@ class Job:
             # Everything is said and done on the first Ctrl-C; a second one must not have to wait for it.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             reason = "interrupted"
+            stats.stop()
         renderer.end(stats, reason, comparison)
         return ExitCode.INTERRUPTED if reason == "interrupted" else ExitCode.OK
 

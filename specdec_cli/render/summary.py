@@ -135,7 +135,8 @@ def _resources(stats: Stats, info: Mapping[str, object]) -> Line:
     if not stats.draft_s:
         del shares["draft"]
     line = [_part("time ", f"{stats.wall_s:.2f}", " s")]
-    line += [_part(f"{name} ", f"{share:.0%}") for name, share in shares.items()]
+    if stats.num_rounds:
+        line += [_part(f"{name} ", f"{share:.0%}") for name, share in shares.items()]
     line.append(_part("peak memory ", _size(peak_memory_bytes())))
     if info.get("seed_drawn"):
         line.append(_part("seed ", str(info.get("seed"))))
@@ -189,6 +190,6 @@ def _reason_lines(reason: str | None, stats: Stats, info: Mapping[str, object]) 
     known = {
         "length": f"at the limit of {stats.num_tokens} tokens; `-n` raises it",
         "context": f"the context of {info.get('num_ctx')} tokens is full; `--ctx` makes it larger",
-        "interrupted": "interrupted",
+        "interrupted": "interrupted" if stats.num_tokens else "interrupted while reading the prompt",
     }
     return [[_part("stopped: ", known[reason], style="yellow")]] if reason in known else []
