@@ -116,7 +116,6 @@ class Model:
                 f"cannot load `{path}`: {last_error() or 'llama.cpp gave no reason'}",
                 "the file may be cut off or made for a newer llama.cpp; download it again, or update llama-cpp-python",
             )
-        self._vocab = llama_cpp.llama_model_get_vocab(self._handle)
         self._piece_buffer = ctypes.create_string_buffer(1024)
 
     def close(self) -> None:
@@ -138,10 +137,15 @@ class Model:
             raise ValueError("the model is closed")
         return self._handle
 
+    @property
+    def vocab(self) -> Any:
+        """The llama_vocab pointer."""
+        return llama_cpp.llama_model_get_vocab(self.handle)
+
     @cached_property
     def num_vocab(self) -> int:
         """Number of token ids, padding included."""
-        return int(llama_cpp.llama_vocab_n_tokens(self._vocab))
+        return int(llama_cpp.llama_vocab_n_tokens(self.vocab))
 
     @cached_property
     def max_ctx(self) -> int:
@@ -151,25 +155,25 @@ class Model:
     @cached_property
     def stop_tokens(self) -> frozenset[int]:
         """All end-of-generation tokens."""
-        is_eog = llama_cpp.llama_vocab_is_eog
-        return frozenset(token for token in range(self.num_vocab) if is_eog(self._vocab, token))
+        is_eog, vocab = llama_cpp.llama_vocab_is_eog, self.vocab
+        return frozenset(token for token in range(self.num_vocab) if is_eog(vocab, token))
 
     @cached_property
     def bos(self) -> int | None:
         """Beginning-of-sequence token, if the model has one."""
-        token = int(llama_cpp.llama_vocab_bos(self._vocab))
+        token = int(llama_cpp.llama_vocab_bos(self.vocab))
         return token if token >= 0 else None
 
     @cached_property
     def eos(self) -> int | None:
         """End-of-sequence token, if the model has one."""
-        token = int(llama_cpp.llama_vocab_eos(self._vocab))
+        token = int(llama_cpp.llama_vocab_eos(self.vocab))
         return token if token >= 0 else None
 
     @cached_property
     def adds_bos(self) -> bool:
         """Whether the tokenizer puts BOS in front of a text."""
-        return bool(llama_cpp.llama_vocab_get_add_bos(self._vocab))
+        return bool(llama_cpp.llama_vocab_get_add_bos(self.vocab))
 
     @cached_property
     def chat_template(self) -> str | None:
@@ -180,7 +184,7 @@ class Model:
     @cached_property
     def tokenizer_kind(self) -> int:
         """llama.cpp's vocabulary type: BPE, SentencePiece, ..."""
-        return int(llama_cpp.llama_vocab_type(self._vocab))
+        return int(llama_cpp.llama_vocab_type(self.vocab))
 
     @cached_property
     def description(self) -> str:
@@ -191,12 +195,12 @@ class Model:
 
     def token_text(self, token: int) -> str:
         """The vocabulary's entry for a token, not decoded: what two vocabularies are compared by."""
-        text = llama_cpp.llama_vocab_get_text(self._vocab, token)
+        text = llama_cpp.llama_vocab_get_text(self.vocab, token)
         return text.decode("utf-8", "replace") if text else ""
 
     def token_attr(self, token: int) -> int:
         """llama.cpp's attribute bits of a token."""
-        return int(llama_cpp.llama_vocab_get_attr(self._vocab, token))
+        return int(llama_cpp.llama_vocab_get_attr(self.vocab, token))
 
     def open_context(self, options: ContextOptions) -> LlamaContext:
         """A new context of this model, which must be closed before the model.
@@ -218,7 +222,7 @@ class Model:
         capacity = len(data) + 8
         while True:
             buffer = (llama_cpp.llama_token * capacity)()
-            num = llama_cpp.llama_tokenize(self._vocab, data, len(data), buffer, capacity, add_special, parse_special)
+            num = llama_cpp.llama_tokenize(self.vocab, data, len(data), buffer, capacity, add_special, parse_special)
             if num >= 0:
                 return list(buffer[:num])
             capacity = -num
@@ -226,7 +230,7 @@ class Model:
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Bytes of a token as they appear in the answer; special tokens are empty unless `special`."""
         num = llama_cpp.llama_token_to_piece(
-            self._vocab, token, self._piece_buffer, len(self._piece_buffer), 0, special
+            self.vocab, token, self._piece_buffer, len(self._piece_buffer), 0, special
         )
         if num < 0:
             self._piece_buffer = ctypes.create_string_buffer(-num)
@@ -267,7 +271,7 @@ def check_vocabularies(target: Model, draft: Model) -> int:
 
 def _first_difference(target: Model, draft: Model, shared: int) -> str:
     text, attr = llama_cpp.llama_vocab_get_text, llama_cpp.llama_vocab_get_attr
-    first, second = target._vocab, draft._vocab
+    first, second = target.vocab, draft.vocab
     for token in range(shared):
         if text(first, token) == text(second, token):
             continue
@@ -300,7 +304,6 @@ class LlamaContext(CachedContext):
                 f"no context of {options.num_ctx} tokens for `{model.path.name}`: {last_error()}",
                 "use a smaller `--ctx`, or `--kv-type q8_0`",
             )
-        self._memory = llama_cpp.llama_get_memory(self._handle)
         self._max_leaves = options.max_leaves
         self._batch = _Batch(capacity, options.max_leaves)
 
@@ -334,31 +337,43 @@ class LlamaContext(CachedContext):
     def __exit__(self, *_exc: object) -> None:
         self.close()
 
-    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Logits | None:
+    @property
+    def _open_handle(self) -> Any:
         if not self._handle:
             raise ValueError("the context is closed")
+        return self._handle
+
+    @property
+    def _memory(self) -> Any:
+        return llama_cpp.llama_get_memory(self._open_handle)
+
+    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Logits | None:
+        handle = self._open_handle
         num_before, num_rows = len(self._cached), 1 + len(draft)
-        if len(draft) > MAX_DRAFT_TOKENS:
-            raise ValueError(f"a draft of {len(draft)} tokens; the most is {MAX_DRAFT_TOKENS}")
+        self._check_size(draft)
         self._batch.fill(tokens, num_before, draft, num_rows if rows else 0)
         if not draft.is_chain:
             self._open_sequences(draft, num_before)
-        code = llama_cpp.llama_decode(self._handle, self._batch.struct)
+        code = llama_cpp.llama_decode(handle, self._batch.struct)
         if code == 2:
             raise KeyboardInterrupt
         if code != 0:
             raise BackendError(f"llama.cpp could not decode (code {code}): {last_error()}", "try a smaller `--ctx`")
         if not rows:
             return None
-        logits = llama_cpp.llama_get_logits(self._handle)
+        logits = llama_cpp.llama_get_logits(handle)
         return np.ctypeslib.as_array(logits, (num_rows, self._num_vocab))
+
+    def _check_size(self, draft: Draft) -> None:
+        """Before anything is written: the C arrays have no bounds."""
+        if len(draft) > MAX_DRAFT_TOKENS:
+            raise ValueError(f"a draft of {len(draft)} tokens; the most is {MAX_DRAFT_TOKENS}")
+        if not draft.is_chain and len(_leaves(draft)) > self._max_leaves:
+            raise ValueError(f"a draft with {len(_leaves(draft))} leaves; this context takes {self._max_leaves}")
 
     def _open_sequences(self, draft: Draft, num_before: int) -> None:
         """One sequence a leaf; each shares the committed cells with sequence 0."""
-        num_leaves = len(_leaves(draft))
-        if num_leaves > self._max_leaves:
-            raise ValueError(f"a draft with {num_leaves} leaves; this context takes {self._max_leaves}")
-        for leaf in range(1, num_leaves):
+        for leaf in range(1, len(_leaves(draft))):
             llama_cpp.llama_memory_seq_rm(self._memory, leaf, -1, -1)
             llama_cpp.llama_memory_seq_cp(self._memory, 0, leaf, 0, num_before)
 
@@ -393,6 +408,7 @@ class _Batch:
             for field in (self.struct.token, self.struct.pos, self.struct.n_seq_id, self.struct.logits)
         )
         self._num_seq[:] = 1
+        self._num_tree_slots = 0
         for index in range(capacity):
             self.struct.seq_id[index][0] = 0
 
@@ -406,10 +422,13 @@ class _Batch:
         self._logits[:first_row] = 0
         self._logits[first_row:num_all] = 1
         self.struct.n_tokens = num_all
-        if draft.is_chain:
-            self._num_seq[:num_all] = 1
-        else:
+        # A tree leaves its sequences behind in the slots it used.
+        for index in range(self._num_tree_slots):
+            self._set_sequences(index, (0,))
+        self._num_tree_slots = 0
+        if not draft.is_chain:
             self._fill_tree(num_tokens, num_before + num_tokens, draft)
+            self._num_tree_slots = num_all
 
     def _fill_tree(self, offset: int, first_pos: int, draft: Draft) -> None:
         """Each node belongs to the sequences of all leaves below it; what stands before it to all sequences."""

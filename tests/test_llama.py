@@ -186,6 +186,15 @@ def test_tree_rows_and_every_path(model, parents):
             assert_logits(context.score(Draft.chain([98]))[1], model, [*following, 98])
 
 
+def test_chain_behind_a_tree_in_the_same_slots(model):
+    with open_context(model, max_leaves=2) as context:
+        context.sync([1])
+        context.score(tree([2, 3], [-1, -1]))
+        context.keep([0])
+        context.sync([1, 2, 4, 5])
+        assert_logits(context.score(Draft.chain([6]))[1], model, [1, 2, 4, 5, 6])
+
+
 def test_tree_behind_nothing_cached_and_long_pending(model):
     draft = tree([60, 61, 62], [-1, -1, 1])
     for tokens in ([7], random_tokens(300)):
@@ -206,9 +215,8 @@ def drafts(draw) -> Draft:
     return tree([draw(st.integers(0, 270)) for _ in parents], parents)
 
 
-STEP = st.tuples(
-    st.integers(0, 40), st.lists(st.integers(0, 270), min_size=1, max_size=20), drafts(), st.integers(-1, 5), st.integers(0, 7)
-)
+NEW_TOKENS = st.lists(st.integers(0, 270), min_size=1, max_size=20)
+STEP = st.tuples(st.integers(0, 40), NEW_TOKENS, drafts(), st.integers(-1, 5), st.integers(0, 7))
 
 
 @settings(max_examples=40)
@@ -346,47 +354,38 @@ for _ in range(20):
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "context.sync, [1, 2, 3]",
-        "context.sync, [1]",
-        "context.sync, [1, 2, 3, 4, 5, 6]",
-        "context.sync, list(range(200)) * 4",
-        "context.score,",
-        "context.keep, [0]",
-        "context.clear,",
-    ],
-)
-def test_closed_context(model, call):
-    script = f"""
-context = LlamaContext(model, ContextOptions(1024, threads=1))
-context.sync([1, 2, 3, 4])
-context.score(Draft.chain([5, 6]))
-context.close()
-context.close()
-refuses({call})
+def test_closed_context(model):
+    script = """
+for call, arguments in [
+    ("sync", [[1, 2, 3]]), ("sync", [[1]]), ("sync", [[1, 2, 3, 4, 5, 6]]), ("sync", [list(range(200)) * 4]),
+    ("score", []), ("keep", [[0]]), ("clear", []),
+]:
+    print(call, arguments, file=sys.stderr, flush=True)
+    context = LlamaContext(model, ContextOptions(1024, threads=1))
+    context.sync([1, 2, 3, 4])
+    context.score(Draft.chain([5, 6]))
+    context.close()
+    context.close()
+    refuses(getattr(context, call), *arguments)
 """
     done = run_python(PREAMBLE + script, model.path)
     assert done.returncode == 0, done.stderr
 
 
-@pytest.mark.parametrize(
-    "call",
-    [
-        "LlamaContext, model, ContextOptions(256)",
-        "model.tokenize, 'text', add_special=True, parse_special=True",
-        "model.piece, 5",
-        "model.token_text, 5",
-        "model.token_attr, 5",
-        "lambda: model.chat_template,",
-        "lambda: model.num_vocab,",
-        "lambda: model.stop_tokens,",
-        "lambda: model.description,",
-    ],
-)
-def test_closed_model(model, call):
-    script = f"model.close(); model.close(); refuses({call})"
+def test_closed_model(model):
+    script = """
+model.close()
+model.close()
+print("tokenize", file=sys.stderr, flush=True)
+refuses(model.tokenize, "text", add_special=True, parse_special=True)
+for call in ["piece", "token_text", "token_attr"]:
+    print(call, file=sys.stderr, flush=True)
+    refuses(getattr(model, call), 5)
+for name in ["handle", "chat_template", "num_vocab", "stop_tokens", "bos", "adds_bos", "max_ctx", "description"]:
+    print(name, file=sys.stderr, flush=True)
+    refuses(getattr, model, name)
+refuses(LlamaContext, model, ContextOptions(256))
+"""
     done = run_python(PREAMBLE + script, model.path)
     assert done.returncode == 0, done.stderr
 
@@ -431,7 +430,8 @@ def test_lone_surrogate_is_replaced(tokenizer):
 def test_special_tokens(folder):
     with Model(tiny(folder, "special", add_bos=True), vocab_only=True) as model:
         tokens = model.tokenize("<|im_start|>the<|im_end|>", add_special=True, parse_special=True)
-        assert [model.token_text(token) for token in tokens] == ["<|endoftext|>", "<|im_start|>", "the"[:1], "he", "<|im_end|>"]
+        texts = [model.token_text(token) for token in tokens]
+        assert texts == ["<|endoftext|>", "<|im_start|>", "t", "he", "<|im_end|>"]
         assert b"".join(map(model.piece, tokens)) == b"the"
         assert model.piece(tokens[-1], special=True) == b"<|im_end|>"
         assert tokens[-1] in model.stop_tokens
@@ -610,13 +610,12 @@ def test_sampled_speculation_repeats_itself(folder, model, params):
     with Model(tiny(folder, "draft", quant="q4_0")) as draft_model:
         for _ in range(2):
             with open_context(model, 512) as target, open_context(draft_model, 512) as draft:
-                tokens, events = generate(
-                    target, lambda sampler, rng, draft=draft: ModelDrafter(draft, sampler, rng), params, prompt=[1, 2, 3]
-                )
+                make = lambda sampler, rng, draft=draft: ModelDrafter(draft, sampler, rng)  # noqa: E731
+                tokens, events = generate(target, make, params, prompt=[1, 2, 3])
                 runs.append(tokens)
     assert runs[0] == runs[1]
     assert len(runs[0]) == 300
-    assert 0 < sum(event.num_accepted for event in events if isinstance(event, Round))
+    assert any(event.num_accepted for event in events if isinstance(event, Round))
 
 
 @pytest.mark.parametrize("num_ctx", [16, 100])
@@ -632,16 +631,20 @@ def test_speculation_until_the_context_is_full(model, num_ctx):
 # --- interruption --------------------------------------------------------------------------------------------------
 
 
+def read_again_and_again(context: LlamaContext, tokens: Sequence[int]) -> None:
+    while True:
+        context.sync(tokens)
+        context.score()
+        context.sync([0])
+
+
 def test_stop_while_a_prompt_is_read(model):
     tokens = random_tokens(1400)
     with open_context(model, 1500) as context:
         timer = threading.Timer(0.05, interrupt.request_stop)
         timer.start()
         with pytest.raises(KeyboardInterrupt):
-            while True:
-                context.sync(tokens)
-                context.score()
-                context.sync([0])
+            read_again_and_again(context, tokens)
         timer.join()
         interrupt.clear_stop()
         assert list(context.tokens) == tokens[: len(context.tokens)]
@@ -663,11 +666,9 @@ def test_ctrl_c_while_a_prompt_is_read(folder):
 
     with Model(path) as slow, open_context(slow, 4096) as context:
         timer = threading.Timer(0.1, press)
+        timer.start()
         with pytest.raises(KeyboardInterrupt), interrupt.stop_on_sigint():
-            timer.start()
-            context.sync(tokens)
-            context.score()
-            pytest.fail("the prompt was read before Ctrl-C came")
+            read_again_and_again(context, tokens)
         assert time.monotonic() - interrupted_at < 0.5
         timer.join()
         with interrupt.stop_on_sigint():
