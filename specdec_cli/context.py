@@ -85,10 +85,11 @@ class CachedContext(ABC):
             raise ValueError("score() needs a sync() before it")
         if len(self._cached) + len(self._pending) + len(draft) > self._num_ctx:
             raise ValueError("the draft does not fit into the context")
-        rows = self._forward(self._pending, draft, rows=True)
+        # Taken out first: after a failed call only sync() knows what to drop.
+        pending, self._pending = self._pending, []
+        rows = self._forward(pending, draft, rows=True)
         assert rows is not None
-        self._cached += self._pending
-        self._pending = []
+        self._cached += pending
         self._draft = draft
         self._unsure = len(draft) > 0
         return rows

@@ -137,11 +137,11 @@ class _Loop:
         new = [Token(token, "draft") for token in accepted]
         if verdict.token is not None:
             new.append(Token(verdict.token, verdict.source))
+        new = new[: self.end - len(self.tokens)]
         for index, token in enumerate(new):
             if token.id in self.stop_tokens:
                 self.stopped = True
                 new = new[:index]
                 break
-        new = new[: self.end - len(self.tokens)]
         self.tokens += [token.id for token in new]
         return new

@@ -10,6 +10,10 @@ from specdec_cli.distribution import Distribution, Floats, Ids
 from specdec_cli.types import Logits, SamplingParams
 
 
+_HUGE = 1e30
+"""Decides against any logit, and is still a float32."""
+
+
 class Sampler:
     """The transform of logits rows under fixed settings; the same one serves target and draft model.
 
@@ -41,11 +45,13 @@ class Sampler:
             history: last tokens before it, from `history()`.
         """
         row = self._adjust(logits[: self._num_vocab], history)
-        if self.params.is_greedy:
-            return Distribution.point(int(row.argmax()))
+        best = int(row.argmax())
+        # A row without any possible token is the caller's contradiction; whatever comes then must not be NaN.
+        if self.params.is_greedy or row[best] == -np.inf:
+            return Distribution.point(best)
         ids, values = self._top_k(row)
         ids, values = self._truncate(ids, values)
-        weights = np.exp((values - values.max()) / self.params.temperature)
+        weights = _tempered(values - values.max(), self.params.temperature)
         return Distribution(ids, weights / weights.sum())
 
     def _adjust(self, row: Logits, history: Sequence[int]) -> Logits:
@@ -54,7 +60,7 @@ class Sampler:
             return row
         row = row.copy()
         for token, bias in self._bias:
-            row[token] += bias
+            row[token] += bias if bias == -np.inf else min(max(bias, -_HUGE), _HUGE)
         if history:
             self._penalize(row, history)
         return row
@@ -100,6 +106,15 @@ class Sampler:
         mask = np.zeros(weights.size, dtype=np.bool_)
         mask[order[:size]] = True
         return mask
+
+
+def _tempered(shifted: Logits, temperature: float) -> Floats:
+    """exp(shifted / temperature) of values that are 0 at most."""
+    if not 1e-6 < temperature < 1e6:
+        # In float32 the temperature itself would become 0 or infinite.
+        shifted = shifted.astype(np.float64)
+    with np.errstate(over="ignore"):
+        return np.asarray(np.exp(shifted / temperature))
 
 
 def top_probability(logits: Logits) -> float:

@@ -119,7 +119,7 @@ class SamplingParams:
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _require("temperature", self.temperature, self.temperature >= 0, "0 (greedy) or more")
+        _require("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 (greedy) or more")
         _require("top-k", self.top_k, self.top_k >= 0, "0 (off) or more")
         _require("top-p", self.top_p, 0 < self.top_p <= 1, "above 0 and up to 1 (off)")
         _require("min-p", self.min_p, 0 <= self.min_p <= 1, "from 0 (off) to 1")

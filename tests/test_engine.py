@@ -47,10 +47,19 @@ SETTINGS = {
     "top-p": SamplingParams(temperature=0.8, top_k=0, top_p=0.8, min_p=0),
     "min-p": SamplingParams(temperature=1.2, top_k=0, top_p=1, min_p=0.3),
     "penalties": SamplingParams(
-        temperature=1, top_k=0, top_p=1, min_p=0, repeat_last_n=2, repeat_penalty=1.5, presence_penalty=0.7, frequency_penalty=0.9
+        temperature=1,
+        top_k=0,
+        top_p=1,
+        min_p=0,
+        repeat_last_n=2,
+        repeat_penalty=1.5,
+        presence_penalty=0.7,
+        frequency_penalty=0.9,
     ),
     "bias": SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, logit_bias=((0, -np.inf), (1, 0.7))),
-    "everything": SamplingParams(top_k=3, top_p=0.9, min_p=0.05, repeat_last_n=3, repeat_penalty=1.2, frequency_penalty=0.8),
+    "everything": SamplingParams(
+        top_k=3, top_p=0.9, min_p=0.05, repeat_last_n=3, repeat_penalty=1.2, frequency_penalty=0.8
+    ),
 }
 
 
@@ -117,9 +126,8 @@ def careless_model(bench: Bench, rng: Any) -> ModelDrafter:
 
 
 def padded_model(bench: Bench, rng: Any) -> ModelDrafter:
-    """A draft model with a longer vocabulary, not cropped: it proposes tokens that the target does not have."""
-    size = bench.num_vocab + 1
-    return ModelDrafter(FakeContext.random(79, num_vocab=size, order=0), Sampler(PLAIN, size), rng)
+    """A draft model whose logits rows are longer than the target's, as padded vocabularies are."""
+    return ModelDrafter(FakeContext.random(79, num_vocab=bench.num_vocab + 2), bench.sampler(), rng)
 
 
 def fixed_tree(bench: Bench, rng: Any) -> ScriptedDrafter:
@@ -169,7 +177,14 @@ def test_three_tokens_with_a_stop_token(make: Callable[[Bench, Any], Any]) -> No
 
 @pytest.mark.parametrize(
     "policy",
-    [lambda: Fixed(1), lambda: Fixed(3), lambda: Fixed(2, 0.45), lambda: Fixed(2, 0.6), lambda: RandomPolicy(3), lambda: RandomPolicy(4)],
+    [
+        lambda: Fixed(1),
+        lambda: Fixed(3),
+        lambda: Fixed(2, 0.45),
+        lambda: Fixed(2, 0.6),
+        lambda: RandomPolicy(3),
+        lambda: RandomPolicy(4),
+    ],
 )
 def test_no_policy_biases_the_answer(policy: Callable[[], LengthPolicy]) -> None:
     """A policy that looked at the sampled token, and dropped unlikely ones, would."""
@@ -184,7 +199,24 @@ def test_the_kind_of_cache_does_not_matter(can_forget: bool) -> None:
     def drafter(bench: Bench, rng: Any) -> ModelDrafter:
         return ModelDrafter(FakeContext.random(77, num_vocab=3, **kwargs), bench.sampler(), rng)
 
-    assert_exact(Bench(target_kwargs=kwargs, max_tokens=3, prompt=(1, 0, 2, 2, 1), num_vocab=3, policy=lambda: Fixed(1)), drafter)
+    assert_exact(
+        Bench(target_kwargs=kwargs, max_tokens=3, prompt=(1, 0, 2, 2, 1), num_vocab=3, policy=lambda: Fixed(1)), drafter
+    )
+
+
+def test_padding_of_the_target_is_never_produced() -> None:
+    """The sampler covers 3 tokens of the target's 5 and of the draft model's 4."""
+    bench = Bench(max_tokens=2)
+
+    def run(rng: Any) -> Path:
+        target, draft_model = FakeContext.random(1, num_vocab=5), FakeContext.random(2, num_vocab=4)
+        return collect(bench.events(ModelDrafter(draft_model, bench.sampler(), rng), rng, target))[0]
+
+    target = FakeContext.random(1, num_vocab=5)
+    answers = reference_answers(
+        lambda tokens: reference_probs(target.logits_after(tokens), PLAIN, num_vocab=3), bench.prompt, 2
+    )
+    assert distance(outcomes(run), {answer: prob for (answer, _), prob in answers.items()}) < TOLERANCE
 
 
 # ------------------------------------------------------------------ statistical: real generators, chi-squared
@@ -291,7 +323,9 @@ def greedy_cases(draw: st.DrawFn) -> tuple[Bench, Any]:
     ]
     bench = Bench(
         num_vocab=num_vocab,
-        params=draw(st.sampled_from([GREEDY, SamplingParams(temperature=0, repeat_penalty=1.4, frequency_penalty=0.5)])),
+        params=draw(
+            st.sampled_from([GREEDY, SamplingParams(temperature=0, repeat_penalty=1.4, frequency_penalty=0.5)])
+        ),
         prompt=prompt,
         max_tokens=draw(st.integers(0, 12)),
         stop_tokens=draw(st.sampled_from([(), (0,), (1,), (0, 1)])),
@@ -316,14 +350,16 @@ def drafters(draw: st.DrawFn, bench: Bench) -> Any:
         (bench.num_vocab,) * 3
     )
     kwargs = {"can_forget": draw(st.booleans()), "chunk": draw(st.integers(1, 5)), "num_ctx": draw(st.integers(4, 40))}
-    return ModelDrafter(FakeContext(table, **kwargs), bench.sampler(), rng, draw(st.sampled_from([(), bench.stop_tokens])))
+    return ModelDrafter(
+        FakeContext(table, **kwargs), bench.sampler(), rng, draw(st.sampled_from([(), bench.stop_tokens]))
+    )
 
 
 class RoomyTrees(ScriptedDrafter):
     """Random trees cut to the free part of the target's context."""
 
     def __init__(self, seed: int, bench: Bench) -> None:
-        super().__init__(random_tree(seed, bench.num_vocab + 1))
+        super().__init__(random_tree(seed, bench.num_vocab))
         self._num_ctx = bench.target_kwargs["num_ctx"]
 
     def propose(self, tokens: Sequence[int], policy: LengthPolicy, limit: int) -> Draft:
@@ -600,7 +636,8 @@ def test_closed_at_any_event_and_asked_again(can_forget: bool) -> None:
         assert answer_on(target, draft_model, INTERRUPTED.prompt) == expected
         # Another turn on what was seen so far.
         follow = [*INTERRUPTED.prompt, *seen]
-        assert answer_on(target, draft_model, follow) == greedy_answer(Bench(params=GREEDY, num_vocab=5, max_tokens=12, prompt=follow))
+        bench = Bench(params=GREEDY, num_vocab=5, max_tokens=12, prompt=follow)
+        assert answer_on(target, draft_model, follow) == greedy_answer(bench)
 
 
 @pytest.mark.parametrize("can_forget", [True, False])
@@ -614,13 +651,15 @@ def test_failing_at_any_decode_call_and_asked_again(which: int, error: type[Base
         drafter = ModelDrafter(pair[1], INTERRUPTED.sampler(), np.random.default_rng(0))
         seen: list[int] = []
         with pytest.raises(error):
-            for event in INTERRUPTED.events(drafter, np.random.default_rng(0), pair[0]):
-                if isinstance(event, Token):
-                    seen.append(event.id)
+            seen.extend(ids_of(INTERRUPTED.events(drafter, np.random.default_rng(0), pair[0])))
         assert tuple(seen) == expected[: len(seen)]
         for prompt in ([*INTERRUPTED.prompt, *seen], INTERRUPTED.prompt):
             bench = Bench(params=GREEDY, num_vocab=5, max_tokens=12, prompt=prompt)
             assert answer_on(*pair, prompt) == greedy_answer(bench)
+
+
+def ids_of(events: Iterator[Event]) -> Iterator[int]:
+    return (event.id for event in events if isinstance(event, Token))
 
 
 def fail_at(context: FakeContext, call: int, error: type[BaseException]) -> None:
