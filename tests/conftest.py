@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, settings
+from hypothesis import HealthCheck, Phase, settings
 
 COLOR_VARIABLES = (
     "NO_COLOR",
@@ -26,7 +27,9 @@ settings.register_profile(
     database=None,
     suppress_health_check=[HealthCheck.too_slow],
 )
-settings.load_profile("specdec")
+# For tests that are expected to fail, where nobody reads the smallest example.
+settings.register_profile("mutants", settings.get_profile("specdec"), phases=[Phase.explicit, Phase.generate])
+settings.load_profile(os.environ.get("HYPOTHESIS_PROFILE", "specdec"))
 
 
 @pytest.fixture(autouse=True)
