@@ -96,6 +96,8 @@ class CachedContext(ABC):
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep the draft nodes on `path` (root to leaf) in the cache, drop the others."""
+        if not len(self._draft):
+            return
         if len(path) < len(self._draft) and not self._keep_path(self._draft, path, len(self._cached)):
             self._forget()
         else:

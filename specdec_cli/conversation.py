@@ -50,8 +50,8 @@ def render_chat(model: LanguageModel, messages: Sequence[Message]) -> str:
         raise ModelLoadError("the model has no chat template", "use `--raw` to complete the bare text")
     try:
         return _render(model, messages)
-    except TemplateError as error:
-        if messages and messages[0]["role"] == "system" and len(messages) > 1:
+    except Exception as error:  # the template is code, and may fail in any way
+        if isinstance(error, TemplateError) and len(messages) > 1 and messages[0]["role"] == "system":
             return render_chat(model, _fold_system(messages))
         raise ModelLoadError(
             f"the model's chat template fails: {error}", "use `--raw` and write the template out"
@@ -91,6 +91,12 @@ def _strftime_now(pattern: str) -> str:
     return datetime.datetime.now().astimezone().strftime(pattern)
 
 
-def _to_json(value: Any, indent: int | None = None) -> str:
+def _to_json(
+    value: Any,
+    indent: int | None = None,
+    ensure_ascii: bool = False,
+    separators: tuple[str, str] | None = None,
+    sort_keys: bool = False,
+) -> str:
     # Jinja's own filter escapes HTML characters, which templates of chat models do not want.
-    return json.dumps(value, ensure_ascii=False, indent=indent)
+    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

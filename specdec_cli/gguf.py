@@ -17,9 +17,9 @@ def check_header(path: Path) -> None:
         ModelMissingError: there is no such file.
         ModelLoadError: not a GGUF file, a directory, or one that may not be read.
     """
-    if path.is_dir():
-        raise ModelLoadError(f"`{path}` is a directory", "name the .gguf file in it")
     try:
+        if path.is_dir():
+            raise ModelLoadError(f"`{path}` is a directory", "name the .gguf file in it")
         with path.open("rb") as stream:
             head = stream.read(24)
     except FileNotFoundError:

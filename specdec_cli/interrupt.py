@@ -61,9 +61,10 @@ def abort_callback() -> tuple[int, int]:
 def stop_on_sigint() -> Iterator[None]:
     """While active, Ctrl-C ends a running decode or load call within milliseconds; KeyboardInterrupt follows.
 
-    Outside the main thread, where signals cannot be watched, it does nothing.
+    Outside the main thread, where signals cannot be watched, and inside another such block it does nothing.
     """
-    if threading.current_thread() is not threading.main_thread():
+    nested = signal.getsignal(signal.SIGINT) is _on_sigint
+    if nested or threading.current_thread() is not threading.main_thread():
         yield
         return
     clear_stop()
@@ -81,6 +82,7 @@ def stop_on_sigint() -> Iterator[None]:
         writer.close()
         watcher.join()
         reader.close()
+        clear_stop()
 
 
 def _on_sigint(_signal: int, frame: FrameType | None) -> None:

@@ -229,9 +229,7 @@ class Model:
 
     def piece(self, token: int, *, special: bool = False) -> bytes:
         """Bytes of a token as they appear in the answer; special tokens are empty unless `special`."""
-        num = llama_cpp.llama_token_to_piece(
-            self.vocab, token, self._piece_buffer, len(self._piece_buffer), 0, special
-        )
+        num = llama_cpp.llama_token_to_piece(self.vocab, token, self._piece_buffer, len(self._piece_buffer), 0, special)
         if num < 0:
             self._piece_buffer = ctypes.create_string_buffer(-num)
             return self.piece(token, special=special)

@@ -9,7 +9,6 @@ import numpy as np
 from specdec_cli.distribution import Distribution, Floats, Ids
 from specdec_cli.types import Logits, SamplingParams
 
-
 _HUGE = 1e30
 """Decides against any logit, and is still a float32."""
 

@@ -72,7 +72,7 @@ class SessionOptions:
             f"from 0 to {MAX_DRAFT_TOKENS}",
         )
         _require("draft-confidence", self.draft_confidence, 0 <= self.draft_confidence <= 1, "from 0 to 1")
-        _require("ctx", self.num_ctx, self.num_ctx is None or self.num_ctx > 0, "1 or more")
+        _require("ctx", self.num_ctx, self.num_ctx is None or 0 < self.num_ctx < 2**31, "from 1 to 2^31 - 1")
         _require("threads", self.threads, self.threads is None or 0 < self.threads <= 512, "from 1 to 512")
         _require("kv-type", self.kv_type, self.kv_type in KV_TYPES, f"one of {', '.join(KV_TYPES)}")
 
@@ -225,7 +225,7 @@ class Session:
         """
         params = with_seed(sampling or SamplingParams())
         tokens = self._tokens(prompt)
-        target, draft = self._ensure_contexts(len(tokens), max_tokens)
+        target, draft = self.prepare(len(tokens), max_tokens)
         rng = np.random.default_rng(params.seed)
         drafter = self._drafter(None if baseline else draft, params, rng)
         policy = Fixed(self.options.num_draft_tokens, self.options.draft_confidence)
@@ -286,7 +286,7 @@ class Session:
         position = next((i for i in range(shorter) if first[i] != second[i]), shorter)
         if position == len(first) == len(second):
             return None
-        target, _ = self._ensure_contexts(len(prompt), position + 1)
+        target, _ = self.prepare(len(prompt), position + 1)
         target.sync([*prompt, *first[:position]])
         best = top_two(target.score()[0])
         texts = [self.target.piece(token, special=True).decode("utf-8", "replace") for token, _ in best]
@@ -305,9 +305,21 @@ class Session:
         sampler = Sampler(params, min(self.target.num_vocab, context.num_vocab))
         return ModelDrafter(context, sampler, rng, self.target.stop_tokens)
 
-    def _ensure_contexts(self, num_prompt: int, max_tokens: int) -> tuple[Context, Context | None]:
-        """Contexts that hold prompt and answer; existing ones are kept when they are large enough."""
-        wanted = self.options.num_ctx or min(num_prompt + max_tokens, self.target.max_ctx)
+    def prepare(self, num_prompt: int, max_tokens: int) -> tuple[Context, Context | None]:
+        """Contexts of target and draft model that hold prompt and answer; large enough ones are kept, caches included.
+
+        Args:
+            num_prompt: tokens of the prompt.
+            max_tokens: the most tokens of the answer.
+
+        Raises:
+            UsageError: more context was asked for than the model was trained for.
+            BackendError: no context of this size could be made.
+        """
+        limit = self.target.max_ctx
+        wanted = self.options.num_ctx or min(num_prompt + max_tokens, limit)
+        if wanted > limit:
+            raise UsageError(f"--ctx {wanted} is more than the model was trained for ({limit})", f"use `--ctx {limit}`")
         if self._contexts and self._contexts[0].num_ctx >= wanted:
             return self._contexts
         self._close_contexts()

@@ -29,6 +29,7 @@ INFO: dict[str, object] = {
     "seed": 1234,
     "seed_drawn": True,
     "num_ctx": 4096,
+    "draft_confidence": 0.5,
     "temperature": 0.0,
 }
 EVENTS: list[Event] = [
@@ -365,7 +366,7 @@ class TestSummary:
 
     def test_nothing_generated(self) -> None:
         err = shown(stats=Stats(wall_s=0.25), info={}, events=[], reason="interrupted")[1]
-        assert err == ("0 tokens\ntime 0.25 s · verify 0% · other 100% · peak memory 1.87 GB\nstopped: interrupted\n")
+        assert err == ("0 tokens\ntime 0.25 s · peak memory 1.87 GB\nstopped: interrupted while reading the prompt\n")
 
     @pytest.mark.parametrize(
         ("reason", "last"),
@@ -493,7 +494,7 @@ class TestJson:
         assert set(comparison["near_tie"]) == documented("Near-tie")
 
     def test_all_numbers_of_stats_are_there(self) -> None:
-        names = {name for name in dir(Stats) if not name.startswith("_")} - {"add"}
+        names = {name for name in dir(Stats) if not name.startswith("_")} - {"add", "stop"}
         assert set(jsonl.STATS_FIELDS) == names
 
     def test_interrupted(self) -> None:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specdec_cli.cli.options import expand_aliases
+from specdec_cli.cli.options import AliasCommand
 from specdec_cli.cli.pull import pull
 from specdec_cli.cli.run import run
 from specdec_cli.errors import ExitCode, SpecdecError
@@ -39,7 +39,7 @@ specdec run -t 0 --compare "Name the planets"
 specdec run --target big.gguf --draft small.gguf -f prompt.txt
 """
 
-app.command(epilog=RUN_EXAMPLES)(run)
+app.command(cls=AliasCommand, epilog=RUN_EXAMPLES)(run)
 app.command()(pull)
 
 
@@ -68,11 +68,6 @@ def _callback(
         os.environ["SPECDEC_DEBUG"] = "1"
 
 
-def main(arguments: list[str] | None = None) -> None:
-    """Run the command line and exit with its code."""
-    sys.exit(invoke(sys.argv[1:] if arguments is None else arguments))
-
-
 def invoke(arguments: list[str]) -> int:
     """Run one command line.
 
@@ -80,8 +75,11 @@ def invoke(arguments: list[str]) -> int:
         The exit code; every expected error was printed.
     """
     try:
-        result = app(args=expand_aliases(arguments), prog_name="specdec", standalone_mode=False)
+        result = app(args=arguments, prog_name="specdec", standalone_mode=False)
         code = result if isinstance(result, int) else ExitCode.OK
+        # A plain number is the framework's answer to Ctrl-C before a command could say anything.
+        if code == ExitCode.INTERRUPTED and not isinstance(code, ExitCode):
+            code = _report("interrupted", "", ExitCode.INTERRUPTED)
     except SpecdecError as error:
         code = _report(error.message, error.hint, error.exit_code, error)
     except KeyboardInterrupt:
@@ -93,7 +91,7 @@ def invoke(arguments: list[str]) -> int:
     except typer.Abort:
         code = ExitCode.INTERRUPTED
     except _usage_error() as error:
-        return _report_usage(error)
+        return _report_usage(error, arguments)
     except Exception as error:
         hint = "run it again with `--debug` and report what that prints"
         code = _report(f"internal error: {type(error).__name__}: {error}", hint, ExitCode.FAILURE, error)
@@ -105,14 +103,19 @@ def _usage_error() -> type[Any]:
     return next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
-def _report_usage(error: Any) -> int:
+def _report_usage(error: Any, arguments: list[str]) -> int:
     context = getattr(error, "ctx", None)
-    command = context.command_path if context else "specdec"
+    command = context.command_path if context else " ".join(["specdec", *_command_name(arguments)])
     message = error.format_message()
     if not message.strip() or type(error).__name__ == "NoArgsIsHelpError":
         error.show()
         return ExitCode.USAGE
     return _report(message.rstrip("."), f"see `{command} --help`", ExitCode.USAGE)
+
+
+def _command_name(arguments: list[str]) -> list[str]:
+    names = {command.callback.__name__ for command in app.registered_commands if command.callback}
+    return [argument for argument in arguments if argument in names][:1]
 
 
 def _report(message: str, hint: str, code: int, error: BaseException | None = None) -> int:
@@ -137,12 +140,7 @@ def _close_stdout(code: int) -> int:
     except OSError as error:
         return _report(f"cannot write the output: {error.strerror}", "", ExitCode.FAILURE)
     if code and sys.stdout is not None and not sys.stdout.isatty():
-        _silence_stdout()
+        from specdec_cli.render.sink import silence
+
+        silence(sys.stdout)
     return code
-
-
-def _silence_stdout() -> None:
-    import contextlib
-
-    with contextlib.suppress(OSError, ValueError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -88,6 +88,7 @@ class Job:
             with interrupt.stop_on_sigint():
                 reason = self._stream(renderer, stats)
                 if compare:
+                    renderer.end_text()
                     with status(sys.stderr, "Running the baseline", quiet=view.quiet or view.json):
                         comparison = self._compare(stats)
         except KeyboardInterrupt:
@@ -100,11 +101,9 @@ class Job:
 
     def _stream(self, renderer: Renderer, stats: Stats) -> str:
         reason = ""
-        started = False
+        self.session.prepare(len(self.prompt), self.max_tokens)
+        renderer.start(self._info())
         for event in self.session.stream(self.prompt, sampling=self.params, max_tokens=self.max_tokens):
-            if not started:
-                renderer.start(self._info())
-                started = True
             stats.add(event)
             if isinstance(event, Token):
                 self.answer.append(event.id)

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import typer
+from typer.core import TyperCommand
 
 ColorChoice = Literal["auto", "always", "never"]
 DrafterChoice = Literal["model", "none"]
@@ -52,7 +53,8 @@ CtxOption = Annotated[
         metavar="TOKENS",
         envvar="SPECDEC_CTX",
         rich_help_panel=_MODEL,
-        help="context size  [default: what prompt and answer need]",
+        help="context size",
+        show_default="what prompt and answer need",
     ),
 ]
 GpuLayersOption = Annotated[
@@ -62,7 +64,8 @@ GpuLayersOption = Annotated[
         metavar="N",
         envvar="SPECDEC_GPU_LAYERS",
         rich_help_panel=_MODEL,
-        help="target layers on the GPU  [default: all, if supported]",
+        help="target layers on the GPU",
+        show_default="all, if supported",
     ),
 ]
 DraftGpuLayersOption = Annotated[
@@ -72,7 +75,8 @@ DraftGpuLayersOption = Annotated[
         metavar="N",
         envvar="SPECDEC_DRAFT_GPU_LAYERS",
         rich_help_panel=_MODEL,
-        help="draft model layers on the GPU  [default: all, if supported]",
+        help="draft model layers on the GPU",
+        show_default="all, if supported",
     ),
 ]
 ThreadsOption = Annotated[
@@ -82,7 +86,8 @@ ThreadsOption = Annotated[
         metavar="N",
         envvar="SPECDEC_THREADS",
         rich_help_panel=_MODEL,
-        help="CPU threads  [default: physical cores]",
+        help="CPU threads",
+        show_default="physical cores",
     ),
 ]
 KvTypeOption = Annotated[
@@ -110,7 +115,8 @@ DraftTokensOption = Annotated[
         metavar="K",
         envvar="SPECDEC_DRAFT_TOKENS",
         rich_help_panel=_DRAFTING,
-        help="most draft tokens a round, 0 for none  [default: the pair's, else 5]",
+        help="most draft tokens a round, 0 for none",
+        show_default="the pair's, else 5",
     ),
 ]
 DraftConfidenceOption = Annotated[
@@ -215,7 +221,8 @@ SeedOption = Annotated[
         metavar="N",
         envvar="SPECDEC_SEED",
         rich_help_panel=_SAMPLING,
-        help="of the random generator  [default: drawn, and shown]",
+        help="of the random generator",
+        show_default="drawn, and shown",
     ),
 ]
 SystemOption = Annotated[
@@ -250,7 +257,7 @@ NoStreamOption = Annotated[
 ]
 
 # Spellings of llama.cpp's own tools that people type from habit; accepted, not shown.
-_ALIASES = {
+ALIASES = {
     "--model-draft": "--draft",
     "-md": "--draft",
     "--model": "--pair",
@@ -275,16 +282,17 @@ _ALIASES = {
 }
 
 
-def expand_aliases(arguments: Sequence[str]) -> list[str]:
-    """The same arguments with llama.cpp's option names replaced by ours; what follows `--` is left alone."""
-    expanded = list(arguments)
-    for index, argument in enumerate(expanded):
-        if argument == "--":
-            break
-        name, equals, value = argument.partition("=")
-        if name in _ALIASES:
-            expanded[index] = f"{_ALIASES[name]}{equals}{value}"
-    return expanded
+class AliasCommand(TyperCommand):
+    """A command that also takes the spellings of `ALIASES`, without showing them in its help."""
+
+    def make_parser(self, ctx: Any) -> Any:
+        """The parser with further names for the options that it has."""
+        parser = super().make_parser(ctx)
+        for alias, name in ALIASES.items():
+            if name in parser._long_opt:
+                short = len(alias) == 2
+                (parser._short_opt if short else parser._long_opt)[alias] = parser._long_opt[name]
+        return parser
 
 
 def parse_logit_bias(texts: Sequence[str] | None) -> tuple[tuple[int, float], ...]:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdec_cli.cli import options as opt
 from specdec_cli.registry import ModelSpec, Pair, load_registry
 
 if TYPE_CHECKING:
@@ -44,8 +45,8 @@ def _progress(quiet: bool) -> Progress:
 
 def pull(
     pair: Annotated[str | None, typer.Argument(help="pair to download; without it the default pair")] = None,
-    offline: Annotated[bool, typer.Option("--offline", help="do not download; fail when a file is missing")] = False,
-    quiet: Annotated[bool, typer.Option("--quiet", "-q", help="show no progress")] = False,
+    offline: opt.OfflineOption = False,
+    quiet: opt.QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document instead of the paths")] = False,
 ) -> None:
     """Download a matched target and draft model."""

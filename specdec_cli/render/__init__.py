@@ -15,7 +15,7 @@ __all__ = ["ColorMode", "Renderer", "make_renderer"]
 
 
 class Renderer(Protocol):
-    """Shows one answer after the other: `start`, an `event` each, `end`.
+    """Shows one answer after the other: `start`, an `event` each, perhaps `end_text`, `end`.
 
     Every method raises BrokenPipeError when the reader of the output is gone; what is written after that is dropped.
     """
@@ -25,6 +25,9 @@ class Renderer(Protocol):
 
     def event(self, event: Event) -> None:
         """Show the next event."""
+
+    def end_text(self) -> None:
+        """The text of the answer is complete; something else may be shown before `end`."""
 
     def end(self, stats: Stats, finish_reason: str | None, comparison: Comparison | None = None) -> None:
         """Complete the answer; `finish_reason` is that of the `Finish` event, or "interrupted"."""

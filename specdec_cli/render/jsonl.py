@@ -68,6 +68,9 @@ class JsonRenderer:
         if isinstance(event, (Token, Finish)):
             self._texts.append(event.text)
 
+    def end_text(self) -> None:
+        """Nothing to write: the `end` line has the whole text."""
+
     def end(self, stats: Stats, finish_reason: str | None, comparison: Comparison | None = None) -> None:
         """Write the `end` line."""
         self._line(

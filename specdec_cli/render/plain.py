@@ -46,15 +46,20 @@ class PlainRenderer:
 
     def end(self, stats: Stats, finish_reason: str | None, comparison: Comparison | None = None) -> None:
         """End the last line and write the summary."""
-        if not self._at_line_start:
-            self._out.write("\n")
-        self._out.release()
+        self.end_text()
         if self._stderr is None:
             return
         from specdec_cli.render.summary import summary_text  # brings Rich, which the answer does not need
 
         text = summary_text(self._stderr, self._color, self._info, stats, finish_reason, comparison)
         TextSink(self._stderr).write(self._before_summary() + text)
+
+    def end_text(self) -> None:
+        """End the last line of the answer, unless it is ended already."""
+        if not self._at_line_start:
+            self._out.write("\n")
+            self._at_line_start = True
+        self._out.release()
 
     def _before_summary(self) -> str:
         return ""

@@ -1,0 +1,118 @@
+"""The default pair through the real product path: what tiny models cannot show.
+
+Files come from the user cache and are fetched on first use.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from specdec_cli import paths
+from specdec_cli.choice import choose_models, fetch_files
+from specdec_cli.context import CachedContext
+from specdec_cli.errors import IncompatibleModelsError
+from specdec_cli.registry import load_registry
+from specdec_cli.session import Session, SessionOptions
+from specdec_cli.sources import SilentProgress, fetch
+from specdec_cli.types import SamplingParams
+
+pytestmark = pytest.mark.real
+
+# At import, before a fixture moves the directories away from the user's own.
+_CACHE = paths.cache_dir()
+NUM_TOKENS = 32
+GREEDY = SamplingParams(temperature=0)
+NEAR_TIE_GAP = 0.05
+"""Batched and single decoding differ by less than this in the logits."""
+
+PROMPTS = {
+    "code": "Write a Python function that merges two sorted lists into one.",
+    "json": 'Give me the first three planets as JSON: [{"name": ..., "moons": ...}]. Only the JSON.',
+    "summary": (
+        "Summarize in one sentence: The ferry was late again. Fog had closed the harbour since dawn, and the"
+        " captain refused to sail before he could see the lighthouse. By noon forty people waited on the pier."
+    ),
+    "chat": "What should I pack for a weekend in the mountains?",
+    "edit": "Correct the spelling and repeat the text: Ther are to many aples in teh basket, we shuld eat sum of them.",
+    "story": "Tell me a short story about a fox who learned to swim.",
+}
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _real_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """The user's model files; everything else that is written goes to a directory of this module."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(paths, "cache_dir", lambda: _CACHE)
+        patch.setenv(paths.HOME_VARIABLE, str(tmp_path_factory.mktemp("real-home")))
+        yield
+
+
+@pytest.fixture(scope="module")
+def files(_real_cache: None) -> tuple[Path, Path]:
+    target, draft = fetch_files(choose_models(None, None, None), offline=False, progress=SilentProgress())
+    assert draft is not None
+    return target, draft
+
+
+@pytest.fixture(scope="module")
+def session(files: tuple[Path, Path]) -> Iterator[Session]:
+    # One context size for all, so that no prompt of the module makes the caches anew.
+    with Session.open(*files, SessionOptions(num_ctx=512)) as session:
+        yield session
+
+
+def draft_context(session: Session) -> CachedContext:
+    assert session._contexts is not None
+    context = session._contexts[1]
+    assert isinstance(context, CachedContext)
+    return context
+
+
+@pytest.mark.parametrize("kind", PROMPTS)
+def test_greedy_answer_is_the_targets_own(session: Session, kind: str) -> None:
+    prompt = session.encode(PROMPTS[kind])
+    session.clear()
+    decoded_before = draft_context(session).num_decoded if session.num_ctx else 0
+    began = time.perf_counter()
+    drafted = session.generate(prompt, sampling=GREEDY, max_tokens=NUM_TOKENS)
+    wall_s = time.perf_counter() - began
+    stats = drafted.stats
+    num_decoded = draft_context(session).num_decoded - decoded_before
+    print(
+        f"{kind}: {len(drafted.tokens)} tokens, acceptance {stats.acceptance_rate:.2f}, "
+        f"outside decode calls {(wall_s - stats.draft_s - stats.verify_s) / wall_s:.1%} of {wall_s:.2f} s"
+    )
+
+    # Every token once, and again only where a rejected one had taken its place. The last token that a round drafts
+    # is decoded with the next one, if at all.
+    num_rejected = stats.num_drafted - stats.num_accepted
+    assert num_decoded <= len(prompt) + len(drafted.tokens) + num_rejected
+    assert stats.num_accepted > 0
+
+    session.clear()
+    plain = session.generate(prompt, sampling=GREEDY, max_tokens=NUM_TOKENS, baseline=True)
+    assert plain.stats.num_drafted == 0
+    tie = session.near_tie(prompt, drafted.tokens, plain.tokens)
+    if tie is not None:
+        print(f"{kind}: parts at {tie.position}: {tie.texts} with logits {tie.logits}")
+        assert tie.gap < NEAR_TIE_GAP
+
+
+def test_seed_repeats_a_sampled_answer(session: Session) -> None:
+    params = SamplingParams(seed=12345)
+    answers = []
+    for _ in range(2):
+        session.clear()
+        answers.append(session.generate(PROMPTS["story"], sampling=params, max_tokens=24).tokens)
+    assert answers[0] == answers[1]
+
+
+def test_vocabularies_of_two_families_do_not_fit(files: tuple[Path, Path]) -> None:
+    spec = load_registry().models["smollm2-135m-instruct"]
+    other = fetch(spec, offline=False, progress=SilentProgress())
+    with pytest.raises(IncompatibleModelsError, match=r"token 0 is '.+' in the target and '.+' in the draft"):
+        Session.open(files[0], other)
