@@ -895,8 +895,8 @@ def on_terminal(shell: Shell, *arguments: str, **variables: str) -> Done:
 class TestTerminal:
     def test_answer(self, shell: Shell) -> None:
         done = on_terminal(shell, *PAIR, "-n", "60", "hello")
-        loading, _, rest = done.out.partition("\r\x1b[2K")
-        assert loading == "Loading target.gguf …"
+        starting, loading, rest = done.out.split("\r\x1b[2K")
+        assert (starting, loading) == ("Starting …", "Loading target.gguf …")
         legend, _, rest = rest.partition("\n")
         assert SGR.sub("", legend) == "underlined green: accepted draft tokens; plain: the target's own"
         answer, _, summary = rest.partition("\n\n")

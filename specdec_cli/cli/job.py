@@ -5,17 +5,19 @@ from __future__ import annotations
 import contextlib
 import signal
 import sys
+import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from importlib import import_module
 
 import typer
 
 from specdec_cli import interrupt
 from specdec_cli.choice import ModelChoice, fetch_files
+from specdec_cli.cli.status import status
 from specdec_cli.errors import ExitCode
 from specdec_cli.render import ColorMode, Renderer, make_renderer
 from specdec_cli.render.progress import make_progress
-from specdec_cli.render.status import status
 from specdec_cli.session import Session, SessionOptions
 from specdec_cli.stats import Comparison, Stats
 from specdec_cli.types import Finish, SamplingParams, Token
@@ -45,6 +47,9 @@ def open_session(choice: ModelChoice, options: SessionOptions, *, offline: bool,
         SpecdecError: whatever keeps the pair from being ready.
     """
     target, draft = fetch_files(choice, offline=offline, progress=make_progress(quiet))
+    if not quiet:
+        # Loading leaves the interpreter idle, and the summary must not wait for Rich when Ctrl-C wants it.
+        threading.Thread(target=import_module, args=("specdec_cli.render.summary",), daemon=True).start()
     with interrupt.stop_on_sigint(), status(sys.stderr, f"Loading {choice.name}", quiet=quiet):
         session = Session.open(target, draft, options)
     with session:

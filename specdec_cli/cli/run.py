@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import sys
+
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.prompt import read_prompt
+from specdec_cli.cli.status import status
 from specdec_cli.errors import UsageError
 
 
@@ -43,11 +46,13 @@ def run(
     color: opt.ColorOption = "auto",
 ) -> int:
     """Answer one prompt, live, with acceptance statistics."""
+    text = read_prompt(prompt, file or ())
     # Inside, because `specdec --help` must not load llama.cpp.
-    from specdec_cli.choice import choose_models
-    from specdec_cli.cli.job import Job, View, open_session
-    from specdec_cli.session import SessionOptions, with_seed
-    from specdec_cli.types import SamplingParams
+    with status(sys.stderr, "Starting", quiet=quiet or as_json):
+        from specdec_cli.choice import choose_models
+        from specdec_cli.cli.job import Job, View, open_session
+        from specdec_cli.session import SessionOptions, with_seed
+        from specdec_cli.types import SamplingParams
 
     if max_tokens < 1:
         raise UsageError(f"--max-tokens must be 1 or more, not {max_tokens}", "see `specdec run --help`")
@@ -61,7 +66,6 @@ def run(
     choice = choose_models(pair, target, draft, no_draft=plain)
     num_draft_tokens = choice.num_draft_tokens if draft_tokens is None else draft_tokens
     options = SessionOptions(num_draft_tokens, draft_confidence, ctx, gpu_layers, draft_gpu_layers, threads, kv_type)
-    text = read_prompt(prompt, file or ())
     view = View(as_json, quiet, color, stream=not no_stream)
     with open_session(choice, options, offline=offline, quiet=quiet or as_json) as session:
         tokens = session.encode(text, system=system, raw=raw)
