@@ -11,6 +11,9 @@ from numpy.typing import NDArray
 Floats = NDArray[np.floating[Any]]
 Ids = NDArray[np.integer[Any]]
 
+_BLOCK = 1024
+"""Probabilities summed at once when a token is drawn from many."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Distribution:
@@ -42,6 +45,11 @@ class Distribution:
         inside = index < self.ids.size and self.ids[index] == token
         return float(self.probs[index]) if inside else 0.0
 
+    def mode(self) -> int:
+        """The likeliest token."""
+        index = int(self.probs.argmax())
+        return index if self.ids is None else int(self.ids[index])
+
     def at(self, ids: Ids) -> Floats:
         """Probabilities of several tokens, shape of `ids`."""
         if self.ids is None:
@@ -54,10 +62,20 @@ class Distribution:
         """Draw one token id by inversion: one uniform number, none for a point mass."""
         if self.is_point:
             return 0 if self.ids is None else int(self.ids[0])
-        # Cumulated in double precision: in float32 the error over 150k terms is visible.
-        cumulated = np.cumsum(self.probs, dtype=np.float64)
-        index = int(cumulated.searchsorted(rng.random() * cumulated[-1], side="right"))
-        index = min(index, self.probs.size - 1)
+        probs, offset = self.probs, 0
+        uniform = rng.random()
+        if probs.size > 4 * _BLOCK:
+            # First the block, then the token in it: cumulating 150k probabilities would take longer than drawing them.
+            starts = np.arange(0, probs.size, _BLOCK)
+            sums = np.cumsum(np.add.reduceat(probs, starts, dtype=np.float64))
+            block = _invert(sums, uniform * sums[-1])
+            before = sums[block - 1] if block else 0.0
+            uniform = (uniform * sums[-1] - before) / (sums[block] - before)
+            offset = block * _BLOCK
+            probs = probs[offset : offset + _BLOCK]
+        # Cumulated in double precision: in float32 the error is visible.
+        cumulated = np.cumsum(probs.astype(np.float64))
+        index = offset + _invert(cumulated, uniform * cumulated[-1])
         return index if self.ids is None else int(self.ids[index])
 
     def residual(self, draft: Distribution) -> Distribution:
@@ -86,3 +104,8 @@ class Distribution:
             inside = other.ids < self.probs.size
             matching[other.ids[inside]] = other.probs[inside]
         return matching
+
+
+def _invert(cumulated: Floats, value: float) -> int:
+    """Index of the first sum above `value`."""
+    return min(int(cumulated.searchsorted(value, side="right")), cumulated.size - 1)

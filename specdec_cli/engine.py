@@ -23,7 +23,7 @@ from specdec_cli.types import (
     Token,
     Verdict,
 )
-from specdec_cli.verify import verify
+from specdec_cli.verify import OnTrial, verify
 
 
 def speculate(
@@ -36,6 +36,7 @@ def speculate(
     *,
     max_tokens: int,
     stop_tokens: Collection[int] = (),
+    on_trial: OnTrial | None = None,
 ) -> Iterator[Event]:
     """Generate an answer with the target's own output distribution.
 
@@ -48,6 +49,7 @@ def speculate(
         prompt: token ids, at least one.
         max_tokens: the most tokens of the answer.
         stop_tokens: the answer ends before one of these (end-of-generation tokens).
+        on_trial: told about every draft token that was tried; for checks.
 
     Yields:
         `Prefill`, then for each round its `Token` events and one `Round`, then `Finish`. Closing the generator at any
@@ -58,7 +60,8 @@ def speculate(
     """
     _check_room(len(prompt), max_tokens, target.num_ctx)
     yield _prefill(target, prompt)
-    loop = _Loop(target, drafter, policy, sampler, rng, list(prompt), len(prompt) + max_tokens, stop_tokens)
+    end = len(prompt) + max_tokens
+    loop = _Loop(target, drafter, policy, sampler, rng, list(prompt), end, stop_tokens, on_trial)
     while (finish := loop.finished()) is None:
         yield from loop.round()
     yield Finish(finish)
@@ -91,6 +94,7 @@ class _Loop:
     tokens: list[int]
     end: int
     stop_tokens: Collection[int]
+    on_trial: OnTrial | None
     num_rounds: int = 0
     stopped: bool = False
 
@@ -113,9 +117,9 @@ class _Loop:
         rows = self.target.score(draft)
 
         def target_at(node: int, accepted: list[int]) -> Distribution:
-            return self.sampler.distribution(rows[node + 1], self.sampler.history(self.tokens, accepted))
+            return self.sampler.distribution(rows[node + 1], self.tokens, accepted)
 
-        verdict = verify(draft, target_at, self.rng, self.stop_tokens)
+        verdict = verify(draft, target_at, self.rng, self.stop_tokens, self.on_trial)
         self.target.keep(verdict.path)
         new = self._commit([draft.tokens[node] for node in verdict.path], verdict)
         record = Round(

@@ -202,6 +202,12 @@ class Model:
         """llama.cpp's attribute bits of a token."""
         return int(llama_cpp.llama_vocab_get_attr(self.vocab, token))
 
+    def metadata(self, key: str) -> str | None:
+        """The value of a metadata key as text; None when the file has no such key."""
+        buffer = ctypes.create_string_buffer(1024)
+        size = llama_cpp.llama_model_meta_val_str(self.handle, key.encode(), buffer, len(buffer))
+        return buffer.value.decode("utf-8", "replace") if size >= 0 else None
+
     def open_context(self, options: ContextOptions) -> LlamaContext:
         """A new context of this model, which must be closed before the model.
 

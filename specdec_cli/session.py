@@ -13,6 +13,7 @@ import numpy as np
 
 from specdec_cli import conversation, interrupt, selfcheck
 from specdec_cli.choice import choose_models, fetch_files
+from specdec_cli.constraint import Grammar, GrammarConstraint, Vocabulary
 from specdec_cli.conversation import Message
 from specdec_cli.draft_length import Fixed
 from specdec_cli.drafters import ModelDrafter, NoDrafter
@@ -20,10 +21,11 @@ from specdec_cli.engine import speculate
 from specdec_cli.errors import UsageError
 from specdec_cli.gguf import check_header
 from specdec_cli.llama import KV_TYPES, MAX_DRAFT_TOKENS, Model, check_vocabularies
+from specdec_cli.repetition import Breakers, find_breakers
 from specdec_cli.sampling import Sampler, top_two
 from specdec_cli.sources import SilentProgress
 from specdec_cli.stats import NearTie, Stats
-from specdec_cli.text import TextDecoder
+from specdec_cli.text import StopStrings, TextDecoder
 from specdec_cli.types import (
     Context,
     ContextOptions,
@@ -32,9 +34,11 @@ from specdec_cli.types import (
     Finish,
     FinishReason,
     LanguageModel,
+    Round,
     SamplingParams,
     Token,
 )
+from specdec_cli.verify import OnTrial
 
 DEFAULT_MAX_TOKENS = 2048
 
@@ -83,6 +87,30 @@ def _require(name: str, value: object, holds: bool, allowed: str) -> None:
 
 
 @dataclass(frozen=True, slots=True)
+class Structure:
+    """Where an answer ends and what form it has.
+
+    Attributes:
+        stop: the answer ends before the first of these texts.
+        ignore_eos: the model cannot end the answer.
+        grammar: what the answer keeps to.
+
+    Raises:
+        UsageError: an empty stop text, or settings that exclude each other.
+    """
+
+    stop: tuple[str, ...] = ()
+    ignore_eos: bool = False
+    grammar: Grammar | None = None
+
+    def __post_init__(self) -> None:
+        if "" in self.stop:
+            raise UsageError("--stop must not be empty", "leave it out to stop where the model does")
+        if self.ignore_eos and self.grammar:
+            raise UsageError(f"--ignore-eos and {self.grammar.name} exclude each other", "leave one of them out")
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """A whole answer.
 
@@ -125,6 +153,8 @@ class Session:
         self.options = options or SessionOptions()
         self.warning = warning
         self._contexts: tuple[Context, Context | None] | None = None
+        self._vocabulary: Vocabulary | None = None
+        self._breakers: dict[tuple[str, ...], Breakers] = {}
 
     @classmethod
     def open(cls, target: Path, draft: Path | None = None, options: SessionOptions | None = None) -> Session:
@@ -207,7 +237,9 @@ class Session:
         *,
         sampling: SamplingParams | None = None,
         max_tokens: int = DEFAULT_MAX_TOKENS,
+        structure: Structure | None = None,
         baseline: bool = False,
+        on_trial: OnTrial | None = None,
     ) -> Iterator[Event]:
         """Generate an answer.
 
@@ -215,7 +247,9 @@ class Session:
             prompt: a user message, a conversation, or token ids from `encode`.
             sampling: settings; the seed is drawn when it has none.
             max_tokens: the most tokens of the answer.
+            structure: stop strings and the form of the answer.
             baseline: plain decoding by the target, without drafts.
+            on_trial: told about every draft token that was tried; for checks.
 
         Yields:
             The engine's events; `Token.text` is the text that became complete, `Finish.text` what was left.
@@ -224,23 +258,52 @@ class Session:
             ContextFullError: the prompt does not fit.
         """
         params = with_seed(sampling or SamplingParams())
+        structure = structure or Structure()
         tokens = self._tokens(prompt)
         target, draft = self.prepare(len(tokens), max_tokens)
+        params = self._without_eos(params) if structure.ignore_eos else params
+        constraint = self._constraint(structure, len(tokens))
         rng = np.random.default_rng(params.seed)
-        drafter = self._drafter(None if baseline else draft, params, rng)
-        policy = Fixed(self.options.num_draft_tokens, self.options.draft_confidence)
-        sampler = Sampler(params, self.target.num_vocab)
-        stop_tokens = self.target.stop_tokens
-        decoder = TextDecoder(self.target.piece)
-        for event in speculate(
-            target, drafter, policy, sampler, rng, tokens, max_tokens=max_tokens, stop_tokens=stop_tokens
-        ):
+        events = speculate(
+            target,
+            self._drafter(None if baseline else draft, params, rng, constraint),
+            Fixed(self.options.num_draft_tokens, self.options.draft_confidence),
+            Sampler(params, self.target.num_vocab, constraint, self._breakers_for(params)),
+            rng,
+            tokens,
+            max_tokens=max_tokens,
+            stop_tokens=self.target.stop_tokens,
+            on_trial=on_trial,
+        )
+        yield from self._with_text(events, tokens, structure, constraint)
+
+    def _with_text(
+        self, events: Iterator[Event], prompt: Sequence[int], structure: Structure, constraint: GrammarConstraint | None
+    ) -> Iterator[Event]:
+        """The events with their text, up to a stop string, and closed where a grammar's sentence was cut."""
+        decoder, stops = TextDecoder(self.target.piece), StopStrings(structure.stop)
+        tokens = list(prompt)
+        num_shown = 0
+        for event in events:
             if isinstance(event, Token):
-                yield dataclasses.replace(event, text=decoder.push(event.id))
+                if stops.found:
+                    continue
+                tokens.append(event.id)
+                num_shown += 1
+                event = dataclasses.replace(event, text=stops.push(decoder.push(event.id)))
             elif isinstance(event, Finish):
-                yield dataclasses.replace(event, text=decoder.flush())
-            else:
-                yield event
+                for closer in constraint.closing(tokens) if constraint and event.reason != "eog" else ():
+                    yield Token(closer, "closing", stops.push(decoder.push(closer)))
+                event = dataclasses.replace(event, text=stops.push(decoder.flush()) + stops.flush())
+            elif isinstance(event, Round):
+                # What a round gave beyond a stop string is no part of the answer.
+                num_accepted = min(event.num_accepted, num_shown) if stops.found else event.num_accepted
+                event = dataclasses.replace(event, num_tokens=num_shown, num_accepted=num_accepted)
+                num_shown = 0
+            yield event
+            if stops.found and isinstance(event, Round):
+                yield Finish("stop")
+                return
 
     def generate(
         self,
@@ -248,6 +311,7 @@ class Session:
         *,
         sampling: SamplingParams | None = None,
         max_tokens: int = DEFAULT_MAX_TOKENS,
+        structure: Structure | None = None,
         baseline: bool = False,
     ) -> Result:
         """Like `stream`, in one piece.
@@ -259,9 +323,11 @@ class Session:
         stats, tokens, text = Stats(), list[int](), list[str]()
         reason: FinishReason = "length"
         with interrupt.stop_on_sigint():
-            for event in self.stream(prompt, sampling=params, max_tokens=max_tokens, baseline=baseline):
+            for event in self.stream(
+                prompt, sampling=params, max_tokens=max_tokens, structure=structure, baseline=baseline
+            ):
                 stats.add(event)
-                if isinstance(event, Token):
+                if isinstance(event, Token) and event.source != "closing":
                     tokens.append(event.id)
                 if isinstance(event, Token | Finish):
                     text.append(event.text)
@@ -276,7 +342,14 @@ class Session:
             if context is not None:
                 context.clear()
 
-    def near_tie(self, prompt: Sequence[int], first: Sequence[int], second: Sequence[int]) -> NearTie | None:
+    def near_tie(
+        self,
+        prompt: Sequence[int],
+        first: Sequence[int],
+        second: Sequence[int],
+        sampling: SamplingParams | None = None,
+        structure: Structure | None = None,
+    ) -> NearTie | None:
         """Where two greedy answers to the same prompt part, with the target's two best logits in plain decoding there.
 
         Returns:
@@ -286,9 +359,14 @@ class Session:
         position = next((i for i in range(shorter) if first[i] != second[i]), shorter)
         if position == len(first) == len(second):
             return None
+        params, structure = sampling or SamplingParams(), structure or Structure()
+        params = self._without_eos(params) if structure.ignore_eos else params
+        constraint = self._constraint(structure, len(prompt))
+        sampler = Sampler(params, self.target.num_vocab, constraint, self._breakers_for(params))
         target, _ = self.prepare(len(prompt), position + 1)
-        target.sync([*prompt, *first[:position]])
-        best = top_two(target.score()[0])
+        tokens = [*prompt, *first[:position]]
+        target.sync(tokens)
+        best = top_two(*sampler.candidates(target.score()[0], tokens))
         texts = [self.target.piece(token, special=True).decode("utf-8", "replace") for token, _ in best]
         return NearTie(position, (texts[0], texts[1]), (best[0][1], best[1][1]))
 
@@ -298,12 +376,37 @@ class Session:
         tokens = [item for item in prompt if isinstance(item, int)]
         return tokens or self.encode([item for item in prompt if not isinstance(item, int)])
 
-    def _drafter(self, context: Context | None, params: SamplingParams, rng: np.random.Generator) -> Drafter:
+    def _drafter(
+        self,
+        context: Context | None,
+        params: SamplingParams,
+        rng: np.random.Generator,
+        constraint: GrammarConstraint | None,
+    ) -> Drafter:
         if context is None:
             return NoDrafter()
         # Vocabularies of a pair can differ in padding: draft what both have.
-        sampler = Sampler(params, min(self.target.num_vocab, context.num_vocab))
+        num_shared = min(self.target.num_vocab, context.num_vocab)
+        sampler = Sampler(params, num_shared, constraint, self._breakers_for(params))
         return ModelDrafter(context, sampler, rng, self.target.stop_tokens)
+
+    def _without_eos(self, params: SamplingParams) -> SamplingParams:
+        never = tuple((token, -np.inf) for token in sorted(self.target.stop_tokens))
+        return dataclasses.replace(params, logit_bias=params.logit_bias + never)
+
+    def _constraint(self, structure: Structure, num_prompt: int) -> GrammarConstraint | None:
+        if structure.grammar is None:
+            return None
+        if self._vocabulary is None:
+            self._vocabulary = Vocabulary(self.target)
+        return GrammarConstraint(structure.grammar, self._vocabulary, num_prompt)
+
+    def _breakers_for(self, params: SamplingParams) -> Breakers:
+        if params.dry_window == 0:
+            return {}
+        if params.dry_breakers not in self._breakers:
+            self._breakers[params.dry_breakers] = find_breakers(params.dry_breakers, self.target)
+        return self._breakers[params.dry_breakers]
 
     def prepare(self, num_prompt: int, max_tokens: int) -> tuple[Context, Context | None]:
         """Contexts of target and draft model that hold prompt and answer; large enough ones are kept, caches included.

@@ -15,6 +15,7 @@ class Stats:
     Attributes:
         num_prompt_tokens: length of the prompt.
         num_tokens: tokens of the answer so far.
+        num_closing: further tokens that completed a grammar's sentence after the limit.
         num_first_tokens: those of them that the first round gave: they came with the reading of the prompt.
         num_rounds: target passes that produced tokens.
         num_drafted: draft tokens scored.
@@ -30,6 +31,7 @@ class Stats:
 
     num_prompt_tokens: int = 0
     num_tokens: int = 0
+    num_closing: int = 0
     num_first_tokens: int = 0
     num_rounds: int = 0
     num_drafted: int = 0
@@ -46,7 +48,9 @@ class Stats:
     def add(self, event: Event) -> None:
         """Take the next event into account, at the moment it arrives."""
         self.stop()
-        if isinstance(event, Token):
+        if isinstance(event, Token) and event.source == "closing":
+            self.num_closing += 1
+        elif isinstance(event, Token):
             self.num_tokens += 1
             if self.first_token_s is None:
                 self.first_token_s = self.wall_s

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import codecs
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 
 class TextDecoder:
@@ -30,3 +30,42 @@ class TextDecoder:
     def flush(self) -> str:
         """What is left at the end, U+FFFD for an unfinished character; the decoder can then be used anew."""
         return self._decoder.decode(b"", final=True)
+
+
+class StopStrings:
+    """Holds text back as long as it could begin a stop string, and ends before the one that is complete first.
+
+    How the text is cut into pushes makes no difference.
+
+    Args:
+        texts: the stop strings, none of them empty.
+    """
+
+    def __init__(self, texts: Sequence[str] = ()) -> None:
+        self._texts = tuple(texts)
+        self._held = ""
+        self.found = False
+
+    def push(self, text: str) -> str:
+        """Text that can be shown now; nothing any more once a stop string was found."""
+        if self.found or not self._texts:
+            return "" if self.found else text
+        whole = self._held + text
+        places = [(whole.find(stop) + len(stop), -len(stop)) for stop in self._texts if stop in whole]
+        if places:
+            self.found, self._held = True, ""
+            return whole[: sum(min(places))]
+        keep = max(_overlap(whole, stop) for stop in self._texts)
+        self._held = whole[len(whole) - keep :]
+        return whole[: len(whole) - keep]
+
+    def flush(self) -> str:
+        """What was held back, at the end of the answer."""
+        held, self._held = self._held, ""
+        return held
+
+
+def _overlap(text: str, stop: str) -> int:
+    """Length of the longest end of `text` with which `stop` begins."""
+    longest = min(len(text), len(stop) - 1)
+    return next((size for size in range(longest, 0, -1) if text.endswith(stop[:size])), 0)

@@ -11,13 +11,13 @@ from typing import Any, Literal, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from specdec_cli.distribution import Distribution
+from specdec_cli.distribution import Distribution, Ids
 from specdec_cli.errors import UsageError
 
 Logits = NDArray[np.floating[Any]]
 
-Source = Literal["draft", "bonus", "recovered", "target"]
-FinishReason = Literal["eog", "length", "context"]
+Source = Literal["draft", "bonus", "recovered", "target", "closing"]
+FinishReason = Literal["eog", "length", "context", "stop"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,10 +96,24 @@ class SamplingParams:
         top_k: number of likeliest tokens kept, 0 is off.
         top_p: nucleus mass kept, 1 is off.
         min_p: kept when at least this share of the likeliest token's probability, 0 is off.
+        typical_p: mass of the locally typical tokens kept, 1 is off.
+        top_n_sigma: kept within so many standard deviations of the best logit, 0 (or less) is off.
+        xtc_probability: chance that of all tokens above `xtc_threshold` only the least likely stays, 0 is off.
+        xtc_threshold: above 0.5 it is off.
+        dynatemp_range: the temperature varies by so much with the entropy, 0 is off.
+        dynatemp_exponent: how the normalized entropy becomes a place in that range.
         repeat_last_n: number of last tokens that penalties look at, 0 is off, -1 is all.
         repeat_penalty: 1 is off.
         presence_penalty: 0 is off.
         frequency_penalty: 0 is off.
+        dry_multiplier: 0 is off.
+        dry_base: growth of the penalty a repeated token.
+        dry_allowed_length: repetitions up to this length are free.
+        dry_last_n: number of last tokens that DRY looks at, 0 is off, -1 is all.
+        dry_breakers: texts that DRY does not look across.
+        mirostat: 1 or 2 in place of all truncations above, 0 is off.
+        mirostat_tau: surprise aimed at, in bits.
+        mirostat_eta: learning rate.
         logit_bias: (token id, added to its logit) pairs.
         seed: of the one random generator of an answer; None draws one.
 
@@ -111,46 +125,105 @@ class SamplingParams:
     top_k: int = 40
     top_p: float = 0.95
     min_p: float = 0.05
+    typical_p: float = 1.0
+    top_n_sigma: float = 0.0
+    xtc_probability: float = 0.0
+    xtc_threshold: float = 0.1
+    dynatemp_range: float = 0.0
+    dynatemp_exponent: float = 1.0
     repeat_last_n: int = 64
     repeat_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
+    dry_multiplier: float = 0.0
+    dry_base: float = 1.75
+    dry_allowed_length: int = 2
+    dry_last_n: int = 64
+    dry_breakers: tuple[str, ...] = ("\n", ":", '"', "*")
+    mirostat: int = 0
+    mirostat_tau: float = 5.0
+    mirostat_eta: float = 0.1
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int | None = None
 
     def __post_init__(self) -> None:
-        _require("temperature", self.temperature, 0 <= self.temperature < math.inf, "0 (greedy) or more")
-        _require("top-k", self.top_k, self.top_k >= 0, "0 (off) or more")
-        _require("top-p", self.top_p, 0 < self.top_p <= 1, "above 0 and up to 1 (off)")
-        _require("min-p", self.min_p, 0 <= self.min_p <= 1, "from 0 (off) to 1")
-        _require("repeat-last-n", self.repeat_last_n, self.repeat_last_n >= -1, "-1 (all), 0 (off) or more")
-        _require("repeat-penalty", self.repeat_penalty, 0 < self.repeat_penalty <= 100, "above 0 and up to 100")
-        _require("presence-penalty", self.presence_penalty, abs(self.presence_penalty) <= 100, "from -100 to 100")
-        _require("frequency-penalty", self.frequency_penalty, abs(self.frequency_penalty) <= 100, "from -100 to 100")
+        for name, (low, high, allowed) in _RANGES.items():
+            value = getattr(self, name)
+            if value is not None:
+                _require(name.replace("_", "-"), value, low <= value <= high, allowed)
+        _require("top-p", self.top_p, self.top_p > 0, "above 0 and up to 1 (off)")
+        _require("typical-p", self.typical_p, self.typical_p > 0, "above 0 and up to 1 (off)")
         for token, bias in self.logit_bias:
             _require(f"logit-bias of token {token}", bias, not math.isnan(bias) and bias < math.inf, "a number")
-        seed = 0 if self.seed is None else self.seed
-        _require("seed", seed, 0 <= seed < 2**64, "from 0 to 2^64 - 1")
+        if "" in self.dry_breakers:
+            raise UsageError("--dry-breaker must not be empty", "`--dry-breaker none` means no breakers")
 
     @property
     def is_greedy(self) -> bool:
         """Whether every token is the likeliest one."""
-        return self.temperature == 0
+        return self.temperature == 0 and self.dynatemp_range == 0
 
     @property
-    def history_size(self) -> int | None:
+    def can_drop_best(self) -> bool:
+        """Whether a truncation may exclude the likeliest token."""
+        return self.mirostat == 0 and (self.typical_p < 1 or self.xtc_probability > 0)
+
+    @property
+    def penalty_window(self) -> int | None:
         """How many last tokens the penalties look at; 0 when they are off, None for all."""
         off = self.repeat_penalty == 1 and self.presence_penalty == 0 and self.frequency_penalty == 0
-        if off or self.repeat_last_n == 0:
-            return 0
-        return None if self.repeat_last_n < 0 else self.repeat_last_n
+        return _window(self.repeat_last_n, off=off or self.mirostat > 0)
+
+    @property
+    def dry_window(self) -> int | None:
+        """How many last tokens DRY looks at; 0 when it is off, None for all."""
+        off = self.dry_multiplier == 0 or self.dry_base < 1
+        return _window(self.dry_last_n, off=off or self.mirostat > 0)
+
+
+_RANGES: dict[str, tuple[float, float, str]] = {
+    "temperature": (0, 1e308, "0 (greedy) or more"),
+    "top_k": (0, 2**31 - 1, "0 (off) or more"),
+    "top_p": (0, 1, "above 0 and up to 1 (off)"),
+    "min_p": (0, 1, "from 0 (off) to 1"),
+    "typical_p": (0, 1, "above 0 and up to 1 (off)"),
+    "top_n_sigma": (-1, 1000, "0 (off) or more"),
+    "xtc_probability": (0, 1, "from 0 (off) to 1"),
+    "xtc_threshold": (0, 1, "from 0 to 1"),
+    "dynatemp_range": (0, 100, "from 0 (off) to 100"),
+    "dynatemp_exponent": (0, 100, "from 0 to 100"),
+    "repeat_last_n": (-1, 2**31 - 1, "-1 (all), 0 (off) or more"),
+    "repeat_penalty": (0.01, 100, "from 0.01 to 100"),
+    "presence_penalty": (-100, 100, "from -100 to 100"),
+    "frequency_penalty": (-100, 100, "from -100 to 100"),
+    "dry_multiplier": (0, 100, "from 0 (off) to 100"),
+    "dry_base": (0, 100, "from 0 to 100"),
+    "dry_allowed_length": (1, 2**31 - 1, "1 or more"),
+    "dry_last_n": (-1, 2**31 - 1, "-1 (all), 0 (off) or more"),
+    "mirostat": (0, 2, "0 (off), 1 or 2"),
+    "mirostat_tau": (0, 100, "from 0 to 100"),
+    "mirostat_eta": (0, 100, "from 0 to 100"),
+    "seed": (0, 2**64 - 1, "from 0 to 2^64 - 1"),
+}
 
 
 def _require(name: str, value: float, holds: bool, allowed: str) -> None:
-    if not holds or math.isnan(value):
-        raise UsageError(
-            f"{name} must be {allowed}, not {value}", f"see `specdec run --help` for `--{name.split()[0]}`"
-        )
+    if not holds:
+        hint = f"see `specdec run --help` for `--{name.split()[0]}`"
+        raise UsageError(f"{name} must be {allowed}, not {value}", hint)
+
+
+def _window(last_n: int, *, off: bool) -> int | None:
+    if off:
+        return 0
+    return None if last_n < 0 else last_n
+
+
+class Constraint(Protocol):
+    """Which tokens may come next in an answer: a grammar, with its state."""
+
+    def allowed(self, tokens: Sequence[int], path: Sequence[int]) -> Ids:
+        """Ascending ids of the tokens that may follow `tokens` (prompt included) and the drafted `path`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,7 +232,7 @@ class Token:
 
     Attributes:
         id: token id.
-        source: where it came from.
+        source: where it came from; "closing" tokens complete a grammar's sentence that was cut at its limit.
         text: text that became complete with it; may be empty in the middle of a character. Filled in by a session.
     """
 

@@ -10,9 +10,17 @@ from specdec_cli.distribution import Distribution
 from specdec_cli.types import Draft, Source, Verdict
 
 TargetAt = Callable[[int, list[int]], Distribution]
+OnTrial = Callable[[Distribution, Distribution, bool], None]
+"""Target and draft distribution at a node, whether the draft token was accepted."""
 
 
-def verify(draft: Draft, target_at: TargetAt, rng: np.random.Generator, stop_tokens: Container[int] = ()) -> Verdict:
+def verify(
+    draft: Draft,
+    target_at: TargetAt,
+    rng: np.random.Generator,
+    stop_tokens: Container[int] = (),
+    on_trial: OnTrial | None = None,
+) -> Verdict:
     """Accept the longest path that the target agrees with, then add one token of the target's own.
 
     At a node the children are tried in order: child c, drawn from `draft`, is accepted with probability
@@ -25,6 +33,7 @@ def verify(draft: Draft, target_at: TargetAt, rng: np.random.Generator, stop_tok
             called for visited nodes only.
         rng: source of every random number.
         stop_tokens: the walk ends at an accepted one of these, without a further token.
+        on_trial: told about every draft token that was tried.
 
     Source: Leviathan et al. 2023, Algorithm 1; for siblings Miao et al. 2024 (SpecInfer), Algorithm 2.
     """
@@ -37,7 +46,10 @@ def verify(draft: Draft, target_at: TargetAt, rng: np.random.Generator, stop_tok
         siblings = children.get(node, ())
         for child in siblings:
             proposal = draft.probs[child] or Distribution.point(draft.tokens[child])
-            if _accept(target, proposal, draft.tokens[child], rng):
+            accepted_it = _accept(target, proposal, draft.tokens[child], rng)
+            if on_trial is not None:
+                on_trial(target, proposal, accepted_it)
+            if accepted_it:
                 break
             target = target.residual(proposal)
         else:

@@ -123,26 +123,27 @@ def as_dict(distribution: Distribution) -> dict[int, float]:
 
 
 def reference_probs(
-    logits: Sequence[float], params: SamplingParams, history: Sequence[int] = (), num_vocab: int | None = None
+    logits: Sequence[float],
+    params: SamplingParams,
+    history: Sequence[int] = (),
+    num_vocab: int | None = None,
+    *,
+    allowed: Sequence[int] | None = None,
+    breakers: Mapping[int, Sequence[tuple[int, ...]]] | None = None,
 ) -> dict[int, float]:
-    """Sampling as the documentation says it, one step at a time over a fully sorted list."""
-    row = [float(value) for value in logits[:num_vocab]]
-    for token, bias in params.logit_bias:
-        if token < len(row):
-            row[token] += bias
-    window = [] if params.repeat_last_n == 0 else list(history)
-    if params.repeat_last_n > 0:
-        window = window[-params.repeat_last_n :]
-    for token, count in Counter(window).items():
-        if token < len(row):
-            value = row[token]
-            value = value * params.repeat_penalty if value <= 0 else value / params.repeat_penalty
-            row[token] = value - count * params.frequency_penalty - params.presence_penalty
-    order = sorted(range(len(row)), key=lambda token: (-row[token], token))
-    if params.temperature == 0:
-        return {order[0]: 1.0}
+    """Sampling as the documentation says it, one step at a time over a fully sorted list; Mirostat has its own."""
+    row = adjusted(logits, params, history, num_vocab, breakers or {})
+    order = ranked(row, allowed)
+    if params.top_n_sigma > 0 and len(order) > 1:
+        finite = [row[token] for token in order if row[token] > -math.inf]
+        mean = math.fsum(finite) / len(finite)
+        sigma = math.sqrt(math.fsum((value - mean) ** 2 for value in finite) / len(finite))
+        best = row[order[0]]
+        row = [value if value >= best - params.top_n_sigma * sigma else -math.inf for value in row]
     if params.top_k > 0:
         order = order[: params.top_k]
+    if params.typical_p < 1:
+        order = _typical(row, order, params.typical_p)
     if params.top_p < 1:
         mass = _softmax([row[token] for token in order])
         size = next((n for n in range(1, len(order) + 1) if math.fsum(mass[:n]) >= params.top_p), len(order))
@@ -150,12 +151,172 @@ def reference_probs(
     if params.min_p > 0:
         mass = _softmax([row[token] for token in order])
         order = [token for token, prob in zip(order, mass, strict=True) if prob >= params.min_p * mass[0]]
-    final = _softmax([row[token] / params.temperature for token in order])
-    return {token: prob for token, prob in zip(order, final, strict=True) if prob > 0.0}
+    outcomes_of_coin = [(1.0, order)]
+    if params.xtc_probability > 0:
+        outcomes_of_coin = [
+            (1 - params.xtc_probability, order),
+            (params.xtc_probability, _without_top_choices(row, order, params.xtc_threshold)),
+        ]
+    found: dict[int, float] = {}
+    for share, left in outcomes_of_coin:
+        for token, prob in _at_temperature(row, left, params).items():
+            found[token] = found.get(token, 0.0) + share * prob
+    return {token: prob for token, prob in found.items() if prob > 0.0}
+
+
+def adjusted(
+    logits: Sequence[float],
+    params: SamplingParams,
+    history: Sequence[int],
+    num_vocab: int | None,
+    breakers: Mapping[int, Sequence[tuple[int, ...]]],
+) -> list[float]:
+    """Logits after bias, penalties and DRY; with Mirostat after bias alone."""
+    row = [float(value) for value in logits[:num_vocab]]
+    for token, bias in params.logit_bias:
+        if token < len(row):
+            row[token] += bias
+    if params.mirostat:
+        return row
+    for token, count in Counter(last(history, params.repeat_last_n)).items():
+        if token < len(row):
+            value = row[token]
+            value = value * params.repeat_penalty if value <= 0 else value / params.repeat_penalty
+            row[token] = value - count * params.frequency_penalty - params.presence_penalty
+    for token, penalty in reference_dry(last(history, params.dry_last_n), params, breakers, len(row)).items():
+        row[token] -= penalty
+    return row
+
+
+def last(history: Sequence[int], size: int) -> list[int]:
+    """The last tokens that count; -1 is all."""
+    return list(history) if size < 0 else list(history)[len(history) - min(size, len(history)) :]
+
+
+def ranked(row: Sequence[float], allowed: Sequence[int] | None) -> list[int]:
+    """Candidates, likeliest first."""
+    return sorted(range(len(row)) if allowed is None else allowed, key=lambda token: (-row[token], token))
+
+
+def reference_dry(
+    history: Sequence[int],
+    params: SamplingParams,
+    breakers: Mapping[int, Sequence[tuple[int, ...]]],
+    num_vocab: int,
+) -> dict[int, float]:
+    """DRY by comparing the end of the text with every earlier place, token by token."""
+    if params.dry_multiplier == 0 or params.dry_base < 1:
+        return {}
+    # Tokens behind the last complete breaker.
+    reach = len(history)
+    for start in range(len(history) - 1, -1, -1):
+        ends = [
+            start + 1 + len(tail)
+            for tail in breakers.get(history[start], ())
+            if tuple(history[start + 1 : start + 1 + len(tail)]) == tail
+        ]
+        if ends:
+            reach = len(history) - max(ends)
+            break
+    found: dict[int, float] = {}
+    for place in range(1, len(history)):
+        length = 0
+        while length < place and history[place - 1 - length] == history[len(history) - 1 - length]:
+            length += 1
+        length = min(length, reach)
+        token = history[place]
+        if length >= params.dry_allowed_length and token < num_vocab and () not in breakers.get(token, ()):
+            penalty = params.dry_multiplier * params.dry_base ** (length - params.dry_allowed_length)
+            found[token] = max(found.get(token, 0.0), penalty)
+    return found
+
+
+def _typical(row: Sequence[float], order: Sequence[int], typical_p: float) -> list[int]:
+    mass = dict(zip(order, _softmax([row[token] for token in order]), strict=True))
+    entropy = -math.fsum(prob * math.log(prob) for prob in mass.values() if prob > 0)
+    distances = {token: abs(-math.log(prob) - entropy) if prob > 0 else math.inf for token, prob in mass.items()}
+    by_distance = sorted(order, key=lambda token: distances[token])
+    size = next((n for n in range(1, len(order) + 1) if math.fsum(mass[t] for t in by_distance[:n]) > typical_p), None)
+    return sorted(by_distance[:size], key=lambda token: (-row[token], token))
+
+
+def _without_top_choices(row: Sequence[float], order: Sequence[int], threshold: float) -> list[int]:
+    mass = _softmax([row[token] for token in order])
+    above = sum(prob >= threshold and prob > 0 for prob in mass)
+    return list(order) if threshold > 0.5 or above < 2 else list(order[above - 1 :])
+
+
+def _at_temperature(row: Sequence[float], order: Sequence[int], params: SamplingParams) -> dict[int, float]:
+    temperature = params.temperature
+    if params.dynatemp_range > 0 and len(order) > 1:
+        mass = _softmax([row[token] for token in order])
+        entropy = -math.fsum(prob * math.log(prob) for prob in mass if prob > 0)
+        low, high = max(0.0, temperature - params.dynatemp_range), temperature + params.dynatemp_range
+        temperature = low + (high - low) * (entropy / math.log(len(order))) ** params.dynatemp_exponent
+    if temperature == 0:
+        return {order[0]: 1.0}
+    best = row[order[0]]
+    return dict(zip(order, _softmax([(row[token] - best) / temperature for token in order]), strict=True))
+
+
+def reference_mirostat(
+    logits_after: Callable[[Sequence[int]], Sequence[float]],
+    params: SamplingParams,
+    tokens: Sequence[int],
+    num_prompt: int,
+    num_vocab: int | None = None,
+    allowed_after: Callable[[Sequence[int]], Sequence[int] | None] = lambda tokens: None,
+) -> dict[int, float]:
+    """Mirostat after `tokens`, with the budget followed from the first token of the answer."""
+    budget = 2 * params.mirostat_tau
+    found: dict[int, float] = {}
+    for position in range(num_prompt, len(tokens) + 1):
+        before = tokens[:position]
+        row = adjusted(logits_after(before), params, before, num_vocab, {})
+        order = ranked(row, allowed_after(before))
+        mass = _softmax([(row[token] - row[order[0]]) / (params.temperature or 1e-9) for token in order])
+        if params.mirostat == 2:
+            size = sum(prob > 0 and -math.log2(prob) <= budget for prob in mass)
+        else:
+            size = _mirostat_size(mass, budget, len(row))
+        kept = _softmax([math.log(prob) for prob in mass[: max(size, 1)]])
+        found = dict(zip(order, kept, strict=False))
+        if position < len(tokens):
+            budget -= params.mirostat_eta * (-math.log2(found[tokens[position]]) - params.mirostat_tau)
+    return found
+
+
+def _mirostat_size(mass: Sequence[float], budget: float, num_vocab: int) -> int:
+    """The formula of Basu et al. 2021, section 4 and Algorithm 1."""
+    pairs = [(i, mass[i], mass[i + 1]) for i in range(min(99, len(mass) - 1)) if mass[i + 1] > 0]
+    ranks = [math.log((i + 2) / (i + 1)) for i, _, _ in pairs]
+    if not ranks:
+        return 1
+    ratios = [math.log(first / second) for _, first, second in pairs]
+    exponent = math.fsum(t * b for t, b in zip(ranks, ratios, strict=True)) / math.fsum(t * t for t in ranks)
+    excess = exponent - 1
+    return int((excess * 2**budget / (1 - num_vocab**-excess)) ** (1 / exponent))
+
+
+class Alternating:
+    """A grammar with a state: no token twice in a row, and token 0 only at even places of the answer."""
+
+    def __init__(self, num_vocab: int, num_prompt: int) -> None:
+        self._num_vocab = num_vocab
+        self._num_prompt = num_prompt
+        self.asked: list[Path] = []
+
+    def allowed(self, tokens: Sequence[int], path: Sequence[int] = ()) -> Any:
+        """Ascending ids."""
+        whole = [*tokens, *path]
+        self.asked.append(tuple(whole))
+        odd = (len(whole) - self._num_prompt) % 2 == 1
+        return np.array([t for t in range(self._num_vocab) if t != whole[-1] and not (t == 0 and odd)])
 
 
 def _softmax(values: Sequence[float]) -> list[float]:
-    weights = [math.exp(value - max(values)) for value in values]
+    best = max(values)
+    weights = [math.exp(value - best) for value in values]
     total = math.fsum(weights)
     return [weight / total for weight in weights]
 

@@ -1,22 +1,27 @@
 """Break the package on purpose, one line at a time, and see the tests notice: `python tests/mutants.py [NAME ...]`.
 
 Each mutant is applied to a copy of the package in a temporary directory; the tests that should catch it run there. A
-mutant whose old text does not occur exactly once, or that survives, makes the script fail.
+mutant whose old text does not occur exactly once, or that survives, makes the script fail. The suite itself tries those
+with a `quick` test (test_mutants.py).
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import re
 import shutil
 import subprocess
 import sys
 import tempfile
+import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).parents[1]
-FILES = ("distribution", "verify", "sampling", "context", "drafters", "engine")
+FILES = ("distribution", "verify", "sampling", "repetition", "context", "drafters", "engine")
 
 
 @dataclass(frozen=True)
@@ -29,6 +34,7 @@ class Mutant:
         old: text that occurs once.
         new: what replaces it.
         tests: test files, the first failure of which is enough.
+        quick: one test, `file::name`, that catches it in a second.
     """
 
     name: str
@@ -36,6 +42,7 @@ class Mutant:
     old: str
     new: str
     tests: tuple[str, ...] = FILES
+    quick: str = ""
 
 
 ACCEPT = "return ratio >= 1.0 or (ratio > 0.0 and rng.random() < ratio)"
@@ -50,13 +57,23 @@ SEEN_TOKEN = """            token = proposal.sample(self._rng)
             if not policy.keep_last([*confidences, confidence]):
                 break
 """
-VERIFY, ENGINE = ("verify",), ("engine",)
+VERIFY, ENGINE, SAMPLING = ("verify",), ("engine",), ("sampling",)
+RULE = "verify::test_rule_for_a_fixed_draft"
+ANSWERS = "engine::test_answers_have_exactly_the_targets_distribution"
+ACCEPTED = "engine::test_a_draft_model_equal_to_the_target_is_always_accepted"
 EXACT = ("verify", "engine")
 
 MUTANTS = (
     # the rule
-    Mutant("accept always", "verify.py", ACCEPT, "return True", EXACT),
-    Mutant("accept by match, probabilities attached", "verify.py", ACCEPT, "return target.sample(rng) == token", EXACT),
+    Mutant("accept always", "verify.py", ACCEPT, "return True", EXACT, RULE),
+    Mutant(
+        "accept by match, probabilities attached",
+        "verify.py",
+        ACCEPT,
+        "return target.sample(rng) == token",
+        EXACT,
+        RULE,
+    ),
     Mutant("accept the other way round", "verify.py", "rng.random() < ratio", "rng.random() > ratio", EXACT),
     Mutant("accept by target probability alone", "verify.py", " / proposal.prob(token)", "", EXACT),
     Mutant("no random number", "verify.py", "rng.random() < ratio", "0.5 < ratio", EXACT),
@@ -68,8 +85,8 @@ MUTANTS = (
         EXACT,
     ),
     Mutant("no residual between siblings", "verify.py", "target = target.residual(proposal)", "pass", EXACT),
-    Mutant("residual not normalized", "distribution.py", "excess / total", "excess", ("distribution", "verify")),
-    Mutant("residual without clipping", "distribution.py", EXCESS, "self.probs - self._matching(draft)", VERIFY),
+    Mutant("residual not normalized", "distribution.py", "excess / total", "excess", ("distribution", "verify"), RULE),
+    Mutant("residual without clipping", "distribution.py", EXCESS, "self.probs - self._matching(draft)", VERIFY, RULE),
     Mutant(
         "residual by absolute difference", "distribution.py", EXCESS, "abs(self.probs - self._matching(draft))", VERIFY
     ),
@@ -86,6 +103,7 @@ MUTANTS = (
         VERDICT,
         VERDICT.replace("target.sample", "(target if siblings or node < 0 else draft.probs[node] or target).sample"),
         EXACT,
+        RULE,
     ),
     Mutant("stop token inside a draft ignored", "verify.py", "accepted[-1] in stop_tokens", "False", EXACT),
     Mutant(
@@ -102,12 +120,14 @@ MUTANTS = (
         "self.probs[index]",
         ("distribution",),
     ),
-    Mutant("inversion off by one", "distribution.py", '[-1], side="right")', '[-1], side="left")', ("distribution",)),
+    Mutant(
+        "inversion off by one", "distribution.py", '(value, side="right")', '(value, side="left")', ("distribution",)
+    ),
     Mutant(
         "inversion in single precision",
         "distribution.py",
-        "np.cumsum(self.probs, dtype=np.float64)",
-        "np.cumsum(self.probs)",
+        "np.cumsum(probs.astype(np.float64))",
+        "np.cumsum(probs)",
         ("distribution",),
     ),
     # the drafter
@@ -117,13 +137,15 @@ MUTANTS = (
         "self._sampler.distribution(row,",
         "self._sampler.distribution(row * (self._sampler.params.temperature or 1.0),",
         ("engine", "drafters"),
+        "drafters::test_attached_distributions_are_the_settings_own_and_what_was_sampled_from",
     ),
     Mutant(
         "draft penalties without drafted tokens",
         "drafters/model.py",
-        ".history(committed, drafted)",
-        ".history(committed)",
+        "(row, committed, drafted)",
+        "(row, committed)",
         ("engine", "drafters"),
+        "drafters::test_attached_distributions_are_the_settings_own_and_what_was_sampled_from",
     ),
     Mutant(
         "argmax drafts with probabilities",
@@ -155,13 +177,15 @@ MUTANTS = (
         "verify(draft, target_at, self.rng,",
         "verify(draft, target_at, np.random.default_rng(0),",
         ENGINE,
+        f"{ANSWERS}[plain-fixed_chain]",
     ),
     Mutant(
         "target penalties without drafted tokens",
         "engine.py",
-        ".history(self.tokens, accepted)",
-        ".history(self.tokens)",
+        "rows[node + 1], self.tokens, accepted)",
+        "rows[node + 1], self.tokens)",
         ENGINE,
+        f"{ANSWERS}[penalties-other_model]",
     ),
     Mutant("logits of the wrong row", "engine.py", "rows[node + 1]", "rows[node]", ENGINE),
     Mutant("stop token emitted", "engine.py", "new = new[:index]\n", "new = new[: index + 1]\n", ENGINE),
@@ -193,6 +217,7 @@ MUTANTS = (
         "self._drop_tail(num_before + len(path))",
         "self._drop_tail(num_before + max(len(path) - 1, 0))",
         ("context",),
+        "context::test_keep_drops_exactly_the_rejected",
     ),
     Mutant(
         "keep rolls back one too few",
@@ -237,48 +262,146 @@ MUTANTS = (
     Mutant(
         "temperature before top-p",
         "sampling.py",
-        "weights = np.exp(values - values.max())\n        keep",
-        "weights = np.exp((values - values.max()) / self.params.temperature)\n        keep",
-        ("sampling",),
+        "_top_p_min_p(values, params.top_p, params.min_p)",
+        "_top_p_min_p(values / (params.temperature or 1.0), params.top_p, params.min_p)",
+        SAMPLING,
     ),
     Mutant(
         "nucleus without the token that reaches it",
         "sampling.py",
         "mass.searchsorted(top_p * total)) + 1",
         "mass.searchsorted(top_p * total))",
-        ("sampling",),
+        SAMPLING,
     ),
     Mutant(
         "nucleus preselection too eager",
         "sampling.py",
         "(1 - top_p) * total / weights.size",
         "(1 - top_p) * total",
-        ("sampling",),
+        SAMPLING,
     ),
-    Mutant(
-        "penalties before bias",
-        "sampling.py",
-        "if history:\n            self._penalize(row, history)\n",
-        "pass\n",
-        ("sampling",),
-    ),
+    Mutant("no penalties", "sampling.py", "penalize(row, penalized, params)", "pass", SAMPLING),
     Mutant(
         "repeat penalty ignores the sign",
-        "sampling.py",
-        "np.where(values <= 0, values * repeat, values / repeat)",
-        "values / repeat",
-        ("sampling",),
+        "repetition.py",
+        "np.where(values <= 0, values * params.repeat_penalty, values / params.repeat_penalty)",
+        "values / params.repeat_penalty",
+        ("repetition", "sampling"),
     ),
-    Mutant("frequency counts once", "sampling.py", "values - counts * ", "values - ", ("sampling",)),
-    Mutant("history cut in front of the path", "sampling.py", "whole[-size:]", "whole[:size]", ("sampling",)),
-    Mutant("padding not cropped", "sampling.py", "logits[: self._num_vocab]", "logits", ("sampling",)),
-    Mutant("the caller's row changed", "sampling.py", "row = row.copy()", "row = row[:]", ("sampling",)),
+    Mutant("frequency counts once", "repetition.py", "values -= counts * ", "values -= ", ("repetition", "sampling")),
+    Mutant("history cut in front of the path", "sampling.py", "whole[-window:]", "whole[:window]", SAMPLING),
+    Mutant("padding not cropped", "sampling.py", "logits[: self._num_vocab]", "logits", SAMPLING),
+    Mutant("the caller's row changed", "sampling.py", "row = row.copy()", "row = row[:]", SAMPLING),
     Mutant(
-        "top-k of one more",
+        "top-k of one more", "sampling.py", "_top_k(values, params.top_k)", "_top_k(values, params.top_k + 1)", SAMPLING
+    ),
+    Mutant(
+        "typical sorted by the signed distance",
         "sampling.py",
-        "k = self.params.top_k",
-        "k = self.params.top_k and self.params.top_k + 1",
-        ("sampling",),
+        "np.abs(surprise - entropy)",
+        "surprise - entropy",
+        SAMPLING,
+        "sampling::test_typical_keeps_what_is_as_surprising_as_expected",
+    ),
+    Mutant(
+        "typical stops before its mass is exceeded",
+        "sampling.py",
+        'typical_p, side="right")) + 1',
+        "typical_p))",
+        SAMPLING,
+    ),
+    Mutant(
+        "deviation with impossible tokens as zeros",
+        "sampling.py",
+        "values[values > -np.inf]",
+        "np.maximum(values, 0)",
+        SAMPLING,
+    ),
+    Mutant(
+        "XTC's coin thrown inside",
+        "sampling.py",
+        "share = self.params.xtc_probability",
+        "share = float(np.random.default_rng(len(values)).random() < self.params.xtc_probability)",
+        ("sampling", "engine"),
+        "sampling::test_xtc_is_the_mixture_of_its_two_outcomes",
+    ),
+    Mutant(
+        "XTC keeps the likeliest of the top", "sampling.py", 'kind="stable")][:-1]', 'kind="stable")][1:]', SAMPLING
+    ),
+    Mutant("XTC removes impossible tokens' rivals", "sampling.py", " & (weights > 0))", ")", SAMPLING),
+    Mutant(
+        "dynamic temperature normalized by the vocabulary",
+        "sampling.py",
+        "np.log(shifted.size)",
+        "np.log(self._num_vocab)",
+        SAMPLING,
+    ),
+    Mutant(
+        "DRY without drafted tokens",
+        "sampling.py",
+        "_last(params.dry_window, tokens, path)",
+        "_last(params.dry_window, tokens, ())",
+        ("sampling", "engine"),
+        f"{ANSWERS}[dry-fixed_chain]",
+    ),
+    Mutant("DRY across breakers", "repetition.py", "length = min(length, limit)", "pass", ("repetition",)),
+    Mutant(
+        "DRY takes the last match", "repetition.py", "max(longest.get(following, 0), length)", "length", ("repetition",)
+    ),
+    Mutant(
+        "DRY punishes breakers", "repetition.py", "if () not in breakers.get(token, ())", "if True", ("repetition",)
+    ),
+    Mutant(
+        "a constraint's state without drafted tokens",
+        "sampling.py",
+        "self._constraint.allowed(tokens, path)",
+        "self._constraint.allowed(tokens, ())",
+        ("sampling", "engine"),
+        "engine::test_a_constraint_keeps_the_distribution_it_defines[plain-fixed_chain]",
+    ),
+    Mutant(
+        "target not constrained",
+        "engine.py",
+        "self.sampler.distribution(rows[node + 1], self.tokens",
+        "Sampler(self.sampler.params, rows.shape[1]).distribution(rows[node + 1], self.tokens",
+        ENGINE,
+        "engine::test_a_constraint_keeps_the_distribution_it_defines[plain-other_model]",
+    ),
+    # Still lossless: the acceptance shows it.
+    Mutant(
+        "draft not constrained",
+        "drafters/model.py",
+        "self._sampler.distribution(row,",
+        "Sampler(self._sampler.params, len(row)).distribution(row,",
+        ENGINE,
+        f"{ACCEPTED}[plain-constrained]",
+    ),
+    Mutant(
+        "grammar state not rolled back",
+        "constraint.py",
+        "            self._matcher.rollback(len(self._consumed) - shared)\n",
+        "",
+        ENGINE,
+        "engine::test_a_real_grammar_keeps_its_state_under_speculation[other_model]",
+    ),
+    Mutant(
+        "Mirostat's budget follows the committed token",
+        "sampling.py",
+        "before.prob((path or tokens)[-1])",
+        "before.prob(tokens[-1])",
+        ("sampling", "engine"),
+        "sampling::test_mirostat_equals_the_reference",
+    ),
+    Mutant(
+        "Mirostat's budget not taken back after a rejection",
+        "sampling.py",
+        "next(reversed(self._budgets)) >= position",
+        "False",
+        ("sampling", "engine"),
+        "sampling::test_mirostat_2_keeps_what_is_within_the_budget",
+    ),
+    Mutant(
+        "Mirostat's surprise before truncation", "sampling.py", "/ probs[kept].sum())", "/ 1.0)", ("sampling", "engine")
     ),
 )
 
@@ -286,11 +409,9 @@ MUTANTS = (
 def main(names: list[str]) -> int:
     """Try the named mutants, or all (some 10 minutes); the exit status."""
     chosen = [mutant for mutant in MUTANTS if not names or mutant.name in names]
-    misplaced = [
-        mutant.name for mutant in chosen if (ROOT / "specdec_cli" / mutant.file).read_text().count(mutant.old) != 1
-    ]
+    if misplaced := [mutant.name for mutant in chosen if not is_in_place(mutant)]:
+        print("the text to replace must occur exactly once:", *misplaced, sep="\n  ")
     if misplaced or not chosen:
-        print("the text to replace must occur exactly once:", *(misplaced or names), sep="\n  ")
         return 1
     known = failures(None, FILES)
     if known:
@@ -304,34 +425,100 @@ def main(names: list[str]) -> int:
     return 1 if survivors else 0
 
 
-def failures(mutant: Mutant | None, files: tuple[str, ...], left_out: list[str] | None = None) -> list[str]:
-    """Tests that fail on a copy of the package with the mutant in it; only the first one for a mutant."""
+def is_in_place(mutant: Mutant) -> bool:
+    """Whether the text to replace occurs exactly once."""
+    return (ROOT / "specdec_cli" / mutant.file).read_text(encoding="utf-8").count(mutant.old) == 1
+
+
+def failures(mutant: Mutant | None, tests: Sequence[str], left_out: Sequence[str] = ()) -> list[str]:
+    """Tests that fail on a copy of the package with the mutant in it; only the first one for a mutant.
+
+    Args:
+        mutant: None leaves the package as it is.
+        tests: `file` or `file::test`.
+        left_out: ids of tests that are not run.
+    """
     with tempfile.TemporaryDirectory() as folder:
         copy = Path(folder)
-        shutil.copytree(ROOT / "specdec_cli", copy / "specdec_cli", ignore=shutil.ignore_patterns("__pycache__"))
-        (copy / "tests").mkdir()
-        for name in ["conftest", "lossless", *(f"test_{file}" for file in files)]:
-            shutil.copy(ROOT / "tests" / f"{name}.py", copy / "tests")
-        shutil.copy(ROOT / "pyproject.toml", copy)
-        if mutant is not None:
-            path = copy / "specdec_cli" / mutant.file
-            path.write_text(path.read_text().replace(mutant.old, mutant.new))
-        return run_tests(copy, files, [] if mutant is None else ["-x"], left_out or [])
-
-
-def run_tests(copy: Path, files: tuple[str, ...], options: list[str], left_out: list[str]) -> list[str]:
-    """Ids of the failing tests."""
-    deselected = [f"--deselect={name}" for name in left_out]
-    tests = [f"tests/test_{file}.py" for file in files]
-    # A mutant that never ends is caught as well.
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *options, *deselected, *tests]
-    environment = {**os.environ, "PYTHONPATH": str(copy), "HYPOTHESIS_PROFILE": "mutants"}
-    try:
-        done = subprocess.run(command, cwd=copy, env=environment, capture_output=True, text=True, timeout=180)
-    except subprocess.TimeoutExpired:
-        return ["(does not end)"]
+        make_copy(copy, mutant, tests)
+        command = [sys.executable, "-m", "pytest", *arguments(mutant, tests, left_out)]
+        environment = {**os.environ, "PYTHONPATH": str(copy), "HYPOTHESIS_PROFILE": "mutants"}
+        # A mutant that never ends is caught as well.
+        try:
+            done = subprocess.run(
+                command, cwd=copy, env=environment, capture_output=True, text=True, timeout=180, check=False
+            )
+        except subprocess.TimeoutExpired:
+            return ["(does not end)"]
     found = re.findall(r"^(?:FAILED|ERROR) (.*?)(?: - .*)?$", done.stdout, re.MULTILINE)
     return found or ([] if done.returncode == 0 else [f"(exit status {done.returncode})"])
+
+
+def make_copy(copy: Path, mutant: Mutant | None, tests: Sequence[str]) -> None:
+    """The package with the mutant in it, and what the tests need."""
+    # With the compiled files, of which the mutant's is out of date.
+    shutil.copytree(ROOT / "specdec_cli", copy / "specdec_cli")
+    (copy / "tests").mkdir()
+    for name in {"conftest", "lossless", *(f"test_{test.partition('::')[0]}" for test in tests)}:
+        shutil.copy(ROOT / "tests" / f"{name}.py", copy / "tests")
+    shutil.copy(ROOT / "pyproject.toml", copy)
+    if mutant is not None:
+        path = copy / "specdec_cli" / mutant.file
+        path.write_text(path.read_text(encoding="utf-8").replace(mutant.old, mutant.new), encoding="utf-8")
+
+
+def arguments(mutant: Mutant | None, tests: Sequence[str], left_out: Sequence[str] = ()) -> list[str]:
+    """For pytest, in the copy."""
+    places = [f"tests/test_{file}.py{colons}{name}" for file, colons, name in (test.partition("::") for test in tests)]
+    # In a process that has imported Hypothesis already, pytest warns.
+    quiet = ["-W", "ignore::pytest.PytestAssertRewriteWarning"]
+    options = ["-q", "--tb=no", "--assert=plain", "-p", "no:cacheprovider", *quiet, *([] if mutant is None else ["-x"])]
+    return [*options, *(f"--deselect={name}" for name in left_out), *places]
+
+
+# ------------------------------------------------------------------ quickly: what every run imports is imported once
+
+SEVERAL_AT_A_TIME = 2
+IMPORTED_BEFORE = ["numpy", "pytest", "hypothesis.extra.numpy", "hypothesis.stateful", "scipy.stats", "llguidance"]
+
+
+def quick_failures(tests: Sequence[tuple[Mutant | None, Sequence[str]]]) -> Iterator[tuple[list[str], float]]:
+    """Failing tests and seconds of each of several runs, each in a process of its own."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(IMPORTED_BEFORE)
+    with context.Pool(SEVERAL_AT_A_TIME, maxtasksperchild=1) as pool:
+        pending = [pool.apply_async(_run_here, run) for run in tests]
+        yield from (result.get(timeout=180) for result in pending)
+
+
+class _Recorder:
+    """A pytest plugin that remembers failures."""
+
+    def __init__(self) -> None:
+        self.failed: list[str] = []
+
+    def pytest_runtest_logreport(self, report: Any) -> None:
+        if report.failed:
+            self.failed.append(report.nodeid)
+
+
+def _run_here(mutant: Mutant | None, tests: Sequence[str]) -> tuple[list[str], float]:
+    """Run in this process, which must not have imported the package."""
+    import pytest
+
+    started = time.perf_counter()
+    assert "specdec_cli" not in sys.modules
+    os.environ["HYPOTHESIS_PROFILE"] = "mutants"
+    recorder = _Recorder()
+    with tempfile.TemporaryDirectory() as folder, open(os.devnull, "w") as nowhere:  # noqa: PTH123
+        make_copy(Path(folder), mutant, tests)
+        os.chdir(folder)
+        sys.path.insert(0, folder)
+        os.dup2(nowhere.fileno(), 1)
+        status = pytest.main(arguments(mutant, tests), plugins=[recorder])
+        os.chdir(ROOT)
+    failed = recorder.failed or ([] if status == 0 else [f"(exit status {int(status)})"])
+    return failed, time.perf_counter() - started
 
 
 if __name__ == "__main__":

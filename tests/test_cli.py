@@ -347,7 +347,9 @@ class TestOnFakes:
         assert "Warning: slow kernels" in done.err
         assert len(done.out) == 41
 
-    def test_sampling_flags_reach_the_sampler(self, run: Run, pair: Pair) -> None:
+    def test_sampling_flags_reach_the_sampler(self, run: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("specdec_cli.gguf.check_header", lambda path: None)
+        monkeypatch.setattr("specdec_cli.llama.Model", lambda path, *, vocab_only: contextlib.nullcontext(FakeModel(3)))
         # Everything but "c" is forbidden.
         bias = [flag for token in (0, 1, 3, 4, 5, 6) for flag in ("--logit-bias", f"{token}=-inf")]
         assert run(*GREEDY, *bias, "abc").out == "c" * 40 + "\n"
@@ -517,9 +519,13 @@ BAD_USAGE = [
     (("--ctx", "0", "x"), "--ctx must be from 1 to 2^31 - 1, not 0"),
     (("--threads", "0", "x"), "--threads must be from 1 to 512, not 0"),
     (("--kv-type", "foo", "x"), "--kv-type must be one of f32, f16"),
-    (("--logit-bias", "junk", "x"), "--logit-bias takes ID=BIAS, not `junk`"),
-    (("--logit-bias", "1=two", "x"), "--logit-bias takes ID=BIAS, not `1=two`"),
-    (("--logit-bias", "-1=2", "x"), "--logit-bias takes ID=BIAS"),
+    (("--logit-bias", "junk", "x"), "--logit-bias takes TOKEN=BIAS, not `junk`"),
+    (("--logit-bias", "1=two", "x"), "--logit-bias takes TOKEN=BIAS, not `1=two`"),
+    (("--logit-bias", "-1=2", "x"), "--logit-bias: '-1' is no single token but '-' = 45, '1' = 49"),
+    (("--logit-bias", "=2", "x"), "--logit-bias takes TOKEN=BIAS, not `=2`"),
+    (("--logit-bias", "99999=2", "x"), "--logit-bias: there is no token 99999; the model has 320"),
+    (("--logit-bias", " house=-inf", "x"), "' house' is no single token but"),
+    (("--logit-bias", "1=inf", "x"), "logit-bias of token 1 must be a number, not inf"),
     (("--logit-bias", "1=nan", "x"), "logit-bias of token 1"),
     (("--color", "blue", "x"), "'--color'"),
     (("--drafter", "oracle", "x"), "'--drafter'"),

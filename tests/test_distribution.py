@@ -130,3 +130,27 @@ def test_point() -> None:
     assert point.is_point
     assert as_dict(point) == {3: 1.0}
     assert not Distribution(None, np.array([0.0, 1.0])).is_point
+
+
+def test_large_dense_distributions_are_drawn_from_right() -> None:
+    """Block by block: the token at which the cumulated probability passes the uniform number, as for small ones."""
+    probs = np.random.default_rng(2).dirichlet(np.full(20_000, 0.05)).astype(np.float32)
+    probs /= probs.sum()
+    large = Distribution(None, probs)
+    cumulated = np.cumsum(probs.astype(np.float64))
+    cumulated /= cumulated[-1]
+    for uniform in [0.0, 1 - 2**-53, *np.random.default_rng(3).random(2000)]:
+        drawn = large.sample(Fixed(uniform))  # type: ignore[arg-type]
+        assert probs[drawn] > 0
+        low, high = (cumulated[drawn - 1] if drawn else 0.0), cumulated[drawn]
+        assert low - 1e-9 <= uniform <= high + 1e-9
+
+
+class Fixed:
+    """A generator that gives one number."""
+
+    def __init__(self, uniform: float) -> None:
+        self._uniform = uniform
+
+    def random(self) -> float:
+        return self._uniform

@@ -5,14 +5,16 @@ from __future__ import annotations
 import itertools
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from llguidance import LLMatcher
 from lossless import (
+    Alternating,
     Path,
     RandomPolicy,
     ScriptedDrafter,
@@ -22,17 +24,19 @@ from lossless import (
     outcomes,
     random_tree,
     reference_answers,
+    reference_mirostat,
     reference_probs,
 )
 from scipy import stats
 
+from specdec_cli.constraint import Grammar, GrammarConstraint, Vocabulary
 from specdec_cli.distribution import Distribution
 from specdec_cli.draft_length import Fixed
 from specdec_cli.drafters import ModelDrafter, NoDrafter
 from specdec_cli.engine import speculate
 from specdec_cli.errors import BackendError, ContextFullError
 from specdec_cli.sampling import Sampler
-from specdec_cli.testing import FakeContext
+from specdec_cli.testing import FakeContext, FakeModel
 from specdec_cli.types import Draft, Event, Finish, LengthPolicy, Prefill, Round, SamplingParams, Token
 
 TOLERANCE = 1e-12
@@ -57,10 +61,31 @@ SETTINGS = {
         frequency_penalty=0.9,
     ),
     "bias": SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, logit_bias=((0, -np.inf), (1, 0.7))),
+    "dry": replace(PLAIN, dry_multiplier=1.5, dry_allowed_length=1, dry_last_n=3),
+    "dry of all": replace(PLAIN, dry_multiplier=0.9, dry_allowed_length=1, dry_last_n=-1),
+    "typical": replace(PLAIN, typical_p=0.6),
+    "top-n-sigma": replace(PLAIN, top_n_sigma=1.2, temperature=1.5),
+    "xtc": replace(PLAIN, xtc_probability=0.4, xtc_threshold=0.15),
+    "dynatemp": replace(PLAIN, dynatemp_range=0.8, dynatemp_exponent=0.7),
+    "mirostat 1": replace(PLAIN, mirostat=1, mirostat_tau=0.9, mirostat_eta=0.6),
+    "mirostat 2": replace(PLAIN, mirostat=2, mirostat_tau=0.9, mirostat_eta=0.6),
+    "new": replace(
+        PLAIN,
+        dry_multiplier=0.5,
+        dry_allowed_length=1,
+        typical_p=0.95,
+        xtc_probability=0.3,
+        dynatemp_range=0.3,
+        top_k=3,
+    ),
     "everything": SamplingParams(
         top_k=3, top_p=0.9, min_p=0.05, repeat_last_n=3, repeat_penalty=1.2, frequency_penalty=0.8
     ),
 }
+
+
+# Token 1 followed by 0, as the prompt ends: DRY looks back to there.
+BREAKERS = {1: [(0,)]}
 
 
 @dataclass
@@ -74,13 +99,29 @@ class Bench:
     stop_tokens: Collection[int] = ()
     seed: int = 1
     policy: Callable[[], LengthPolicy] = field(default=lambda: Fixed(2))
+    constrained: bool = False
     target_kwargs: dict[str, Any] = field(default_factory=dict)
 
     def target(self) -> FakeContext:
         return FakeContext.random(self.seed, num_vocab=self.num_vocab, **self.target_kwargs)
 
     def sampler(self) -> Sampler:
-        return Sampler(self.params, self.num_vocab)
+        return Sampler(self.params, self.num_vocab, self.constraint(), BREAKERS)
+
+    def constraint(self) -> Alternating | None:
+        return Alternating(self.num_vocab, len(self.prompt)) if self.constrained else None
+
+    def next_probs(self, tokens: Sequence[int]) -> dict[int, float]:
+        """What the target says after `tokens`, from the table alone."""
+        logits_after, constraint = self.target().logits_after, self.constraint()
+
+        def allowed(before: Sequence[int]) -> list[int] | None:
+            return None if constraint is None else constraint.allowed(before).tolist()
+
+        if self.params.mirostat:
+            return reference_mirostat(logits_after, self.params, tokens, len(self.prompt), None, allowed)
+        logits = logits_after(tokens)
+        return reference_probs(logits, self.params, tokens, allowed=allowed(tokens), breakers=BREAKERS)
 
     def events(self, drafter: Any, rng: Any, target: FakeContext | None = None) -> Iterator[Event]:
         return speculate(
@@ -96,14 +137,8 @@ class Bench:
 
     def reference(self) -> dict[Path, float]:
         """Answer -> probability, from the table alone."""
-        target = self.target()
         found: dict[Path, float] = {}
-        answers = reference_answers(
-            lambda tokens: reference_probs(target.logits_after(tokens), self.params, tokens),
-            self.prompt,
-            self.max_tokens,
-            tuple(self.stop_tokens),
-        )
+        answers = reference_answers(self.next_probs, self.prompt, self.max_tokens, tuple(self.stop_tokens))
         for (answer, _), prob in answers.items():
             found[answer] = found.get(answer, 0.0) + prob
         return found
@@ -144,7 +179,7 @@ def sampled_tree(bench: Bench, rng: Any) -> ScriptedDrafter:
 
     def script(tokens: Sequence[int], limit: int) -> Draft:
         def proposal(path: Path) -> Distribution:
-            return sampler.distribution(context.logits_after([*tokens, *path]), sampler.history(tokens, path))
+            return sampler.distribution(context.logits_after([*tokens, *path]), tokens, path)
 
         return draft_tree(proposal, [(2,), (1, 2), (2, 1)][len(tokens) % 3][:limit], rng, replace=False)
 
@@ -168,6 +203,42 @@ def assert_exact(bench: Bench, make: Callable[[Bench, Any], Any]) -> None:
 @pytest.mark.parametrize("name", SETTINGS)
 def test_answers_have_exactly_the_targets_distribution(name: str, make: Callable[[Bench, Any], Any]) -> None:
     assert_exact(Bench(params=SETTINGS[name], max_tokens=2), make)
+
+
+@pytest.mark.parametrize("make", DRAFTERS, ids=lambda make: make.__name__)
+@pytest.mark.parametrize("name", ["plain", "dry", "typical", "xtc", "mirostat 2", "everything"])
+def test_a_constraint_keeps_the_distribution_it_defines(name: str, make: Callable[[Bench, Any], Any]) -> None:
+    """Its state follows drafted tokens; also of drafters that do not know of it."""
+    assert_exact(Bench(params=SETTINGS[name], constrained=True, max_tokens=2), make)
+
+
+@pytest.mark.parametrize("make", [other_model, fixed_chain, sampled_tree], ids=lambda make: make.__name__)
+def test_a_real_grammar_keeps_its_state_under_speculation(make: Callable[[Bench, Any], Any]) -> None:
+    """One matcher for target and draft model, moved back and forth; the reference makes a new one for each question."""
+    vocabulary = Vocabulary(FakeModel(alphabet="abcd"))
+    grammar = Grammar("words", LLMatcher.grammar_from_lark('start: ("ab" | "cd" | "ad"+ | "bc" "d"*)+'))
+    shared: list[GrammarConstraint] = []
+
+    class GrammarBench(Bench):
+        def constraint(self) -> Any:
+            return shared[0] if shared else GrammarConstraint(grammar, vocabulary, len(self.prompt))
+
+    bench = GrammarBench(num_vocab=5, stop_tokens={4}, max_tokens=3)
+
+    def run(rng: Any) -> Path:
+        shared[:] = [GrammarConstraint(grammar, vocabulary, len(bench.prompt))]
+        return collect(bench.events(make(bench, rng), rng))[0]
+
+    found = outcomes(run)
+    shared.clear()
+    assert distance(found, bench.reference()) < TOLERANCE
+
+
+@pytest.mark.parametrize("make", [same_model, fixed_chain], ids=lambda make: make.__name__)
+@pytest.mark.parametrize("name", ["dry of all", "mirostat 1", "mirostat 2", "new"])
+def test_three_tokens_of_what_depends_on_the_ones_before(name: str, make: Callable[[Bench, Any], Any]) -> None:
+    assert_exact(Bench(params=SETTINGS[name], prompt=(2, 1, 0, 2, 0), max_tokens=3), make)
+    assert_exact(Bench(params=SETTINGS[name], max_tokens=3, num_vocab=3, constrained=True), make)
 
 
 @pytest.mark.parametrize("make", [other_model, sampled_tree, fixed_chain], ids=lambda make: make.__name__)
@@ -222,7 +293,7 @@ def test_padding_of_the_target_is_never_produced() -> None:
 # ------------------------------------------------------------------ statistical: real generators, chi-squared
 
 ALPHA = 1e-4
-NUM_ANSWERS = 1000
+NUM_ANSWERS = 700
 
 
 @pytest.mark.parametrize(
@@ -234,12 +305,18 @@ NUM_ANSWERS = 1000
         ("top-k", sampled_tree),
         ("penalties", fixed_tree),
         ("everything", fixed_chain),
+        ("new", other_model),
+        ("dry", fixed_tree),
+        ("mirostat 2", other_model),
+        ("xtc constrained", other_model),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
 def test_sampled_answers_pass_chi_squared(name: str, make: Callable[[Bench, Any], Any]) -> None:
     """One generator an answer, seeded as a user's would be; a correct program fails one such test in 10 000."""
-    bench = Bench(params=SETTINGS[name], num_vocab=4, max_tokens=3, policy=lambda: Fixed(3))
+    constrained = name.endswith(" constrained")
+    params = SETTINGS[name.removesuffix(" constrained")]
+    bench = Bench(params=params, constrained=constrained, num_vocab=4, max_tokens=3, policy=lambda: Fixed(3))
     counts: Counter[Path] = Counter()
     target = bench.target()
     for seed in range(NUM_ANSWERS):
@@ -277,14 +354,25 @@ def test_chi_squared_finds_a_biased_sampler() -> None:
     assert chi_squared_p(counts, bench.reference()) < ALPHA
 
 
-@pytest.mark.parametrize("name", SETTINGS)
-def test_a_draft_model_equal_to_the_target_is_always_accepted(name: str) -> None:
+@pytest.mark.parametrize("constrained", [False, True], ids=["free", "constrained"])
+@pytest.mark.parametrize("name", [name for name in SETTINGS if "mirostat" not in name])
+def test_a_draft_model_equal_to_the_target_is_always_accepted(name: str, constrained: bool) -> None:
     """Both go through the same transform with the same history, so target / draft is 1 at every token."""
-    bench = Bench(params=SETTINGS[name], num_vocab=5, max_tokens=60, policy=lambda: Fixed(4))
+    bench = Bench(params=SETTINGS[name], num_vocab=5, max_tokens=60, policy=lambda: Fixed(4), constrained=constrained)
     rng = np.random.default_rng(3)
     rounds = [event for event in bench.events(same_model(bench, rng), rng) if isinstance(event, Round)]
     assert all(event.num_accepted == event.num_drafted for event in rounds)
     assert len(rounds) == 12
+
+
+@pytest.mark.parametrize("name", ["mirostat 1", "mirostat 2"])
+def test_an_equal_draft_model_is_mostly_accepted_under_mirostat(name: str) -> None:
+    """It does not see the bonus token's surprise, so that the budgets part a little; they do not begin anew."""
+    params = replace(SETTINGS[name], mirostat_tau=1.5, mirostat_eta=0.1)
+    bench = Bench(params=params, num_vocab=12, max_tokens=300, policy=lambda: Fixed(4))
+    rng = np.random.default_rng(3)
+    rounds = [event for event in bench.events(same_model(bench, rng), rng) if isinstance(event, Round)]
+    assert sum(event.num_accepted for event in rounds) > 0.8 * sum(event.num_drafted for event in rounds)
 
 
 def test_a_seed_gives_the_same_answer_again() -> None:
@@ -301,9 +389,9 @@ def test_a_seed_gives_the_same_answer_again() -> None:
 
 def greedy_answer(bench: Bench, num_ctx: int = 256) -> Path:
     """Argmax from the table, one token after the other."""
-    target, tokens = bench.target(), list(bench.prompt)
+    tokens = list(bench.prompt)
     while len(tokens) < len(bench.prompt) + bench.max_tokens and len(tokens) <= num_ctx:
-        token = next(iter(reference_probs(target.logits_after(tokens), bench.params, tokens)))
+        token = next(iter(bench.next_probs(tokens)))
         if token in bench.stop_tokens:
             break
         tokens.append(token)
@@ -324,8 +412,16 @@ def greedy_cases(draw: st.DrawFn) -> tuple[Bench, Any]:
     bench = Bench(
         num_vocab=num_vocab,
         params=draw(
-            st.sampled_from([GREEDY, SamplingParams(temperature=0, repeat_penalty=1.4, frequency_penalty=0.5)])
+            st.sampled_from(
+                [
+                    GREEDY,
+                    SamplingParams(temperature=0, repeat_penalty=1.4, frequency_penalty=0.5),
+                    replace(GREEDY, dry_multiplier=2.0, dry_allowed_length=1, dry_last_n=-1),
+                    replace(GREEDY, typical_p=0.4, top_k=0),
+                ]
+            )
         ),
+        constrained=num_vocab > 2 and draw(st.booleans()),
         prompt=prompt,
         max_tokens=draw(st.integers(0, 12)),
         stop_tokens=draw(st.sampled_from([(), (0,), (1,), (0, 1)])),

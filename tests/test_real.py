@@ -5,18 +5,22 @@ Files come from the user cache and are fetched on first use.
 
 from __future__ import annotations
 
+import json
 import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import jsonschema
 import pytest
+from schemas import SCHEMAS
 
 from specdec_cli import paths
 from specdec_cli.choice import choose_models, fetch_files
+from specdec_cli.constraint import Grammar
 from specdec_cli.context import CachedContext
 from specdec_cli.errors import IncompatibleModelsError
 from specdec_cli.registry import load_registry
-from specdec_cli.session import Session, SessionOptions
+from specdec_cli.session import Session, SessionOptions, Structure
 from specdec_cli.sources import SilentProgress, fetch
 from specdec_cli.types import SamplingParams
 
@@ -116,3 +120,18 @@ def test_vocabularies_of_two_families_do_not_fit(files: tuple[Path, Path]) -> No
     other = fetch(spec, offline=False, progress=SilentProgress())
     with pytest.raises(IncompatibleModelsError, match=r"token 0 is '.+' in the target and '.+' in the draft"):
         Session.open(files[0], other)
+
+
+@pytest.mark.parametrize("name", SCHEMAS)
+def test_answers_under_a_schema_validate(session: Session, name: str) -> None:
+    structure = Structure(grammar=Grammar.from_schema(json.dumps(SCHEMAS[name])))
+    prompt = f"Make up an example for this JSON schema, as JSON: {json.dumps(SCHEMAS[name], ensure_ascii=False)}"
+    for params in (GREEDY, SamplingParams(seed=7)):
+        result = session.generate(prompt, sampling=params, max_tokens=40, structure=structure)
+        jsonschema.validate(json.loads(result.text), SCHEMAS[name])
+        stats = result.stats
+        print(
+            f"{name}, temperature {params.temperature}: acceptance {stats.acceptance_rate:.2f}, "
+            f"{stats.num_tokens} tokens, {stats.num_closing} closing, {stats.wall_s:.1f} s"
+        )
+        assert stats.num_accepted > 0

@@ -28,6 +28,7 @@ INFO: dict[str, object] = {
     "num_draft_tokens": 4,
     "seed": 1234,
     "seed_drawn": True,
+    "sampling": {"temperature": 0.8},
     "num_ctx": 4096,
     "draft_confidence": 0.5,
     "temperature": 0.0,
@@ -301,6 +302,31 @@ class TestAnswer:
         assert (time.perf_counter() - started) / len(tokens) < 100e-6
 
 
+CUT: list[Event] = [
+    Prefill(5, 0.2),
+    Token(1, "draft", '{"a'),
+    Round(0, 3, 1, 1, 0.25, 0.5, 1.0),
+    Token(2, "closing", '":1'),
+    Token(3, "closing", "}"),
+    Finish("length"),
+]
+
+
+class TestClosing:
+    def test_plain_on_a_terminal(self) -> None:
+        assert shown(out=Terminal(), events=CUT, quiet=True)[0] == f'\x1b[4;32m{{"a{END}":1}}\n'
+
+    def test_in_a_pipe(self) -> None:
+        assert shown(events=CUT, quiet=True)[0] == '{"a":1}\n'
+
+    def test_json(self) -> None:
+        stats = numbers()
+        stats.num_closing = 2
+        lines = [json.loads(line) for line in shown(events=CUT, stats=stats, json=True)[0].splitlines()]
+        assert [line.get("source") for line in lines] == [None, "draft", None, "closing", "closing", None]
+        assert (lines[-1]["text"], lines[-1]["num_closing"], lines[-1]["num_tokens"]) == ('{"a":1}', 2, 5)
+
+
 class TestNeutralize:
     @pytest.mark.parametrize(
         ("text", "expected"),
@@ -375,10 +401,35 @@ class TestSummary:
             ("context", "stopped: the context of 4096 tokens is full; `--ctx` makes it larger"),
             ("interrupted", "stopped: interrupted"),
             ("eog", "seed 1234"),
+            ("stop", "seed 1234"),
         ],
     )
     def test_why_it_ended(self, reason: str, last: str) -> None:
         assert shown(reason=reason)[1].splitlines()[-1] == last
+
+    @pytest.mark.parametrize(
+        ("reason", "last"),
+        [
+            ("length", "at the limit of 5 tokens, closed with 3 more to keep to the grammar; `-n` raises it"),
+            (
+                "context",
+                "the context of 4096 tokens is full, closed with 3 more to keep to the grammar;"
+                " `--ctx` makes it larger",
+            ),
+            ("interrupted", "interrupted"),
+        ],
+    )
+    def test_closed_answers_say_so(self, reason: str, last: str) -> None:
+        stats = numbers()
+        stats.num_closing = 3
+        err = shown(reason=reason, stats=stats)[1]
+        assert err.splitlines()[0].startswith("5 tokens")
+        assert " ".join(err.splitlines()).endswith(f"stopped: {last}")
+
+    def test_limit_of_one_token(self) -> None:
+        assert (
+            shown(stats=Stats(num_tokens=1))[1].splitlines()[-1] == "stopped: at the limit of 1 token; `-n` raises it"
+        )
 
     def test_many_positions_stay_on_one_line(self) -> None:
         stats = numbers()

@@ -10,10 +10,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from models import CHATML, sentencepiece_vocabulary, tiny
 
 import specdec_cli
 from specdec_cli import interrupt
+from specdec_cli.constraint import Grammar
 from specdec_cli.context import CachedContext
 from specdec_cli.errors import (
     ContextFullError,
@@ -23,7 +26,7 @@ from specdec_cli.errors import (
     SpecdecError,
     UsageError,
 )
-from specdec_cli.session import Result, Session, SessionOptions, load, with_seed
+from specdec_cli.session import Result, Session, SessionOptions, Structure, load, with_seed
 from specdec_cli.testing import FakeContext, FakeModel
 from specdec_cli.types import ContextOptions, Finish, Prefill, Round, SamplingParams, Token
 
@@ -333,6 +336,122 @@ def test_target_context_is_closed_when_the_drafts_cannot_be_made(monkeypatch: py
         assert session.num_ctx is None
     assert closed == target.contexts
     assert len(closed) == 2
+
+
+# --- where an answer ends --------------------------------------------------------------------------------------------
+
+
+class TestStop:
+    @given(st.integers(0, 5), st.data())
+    def test_text_is_the_answer_before_the_first_stop_string(self, seed: int, data: st.DataObject) -> None:
+        with Session(endless(), endless(sharpness=1.5), BOLD) as session:
+            params = SamplingParams(seed=seed, top_k=0, top_p=1, min_p=0) if seed else GREEDY
+            whole = session.generate("abc", sampling=params, max_tokens=60)
+            begin, size = data.draw(st.integers(0, 55)), data.draw(st.integers(1, 5))
+            stops = (whole.text[begin : begin + size], data.draw(st.sampled_from(["gfgfgf", "h", "abcabca"])))
+            end = min((place + len(stop), place) for stop in stops for place in [whole.text.find(stop)] if place >= 0)[
+                1
+            ]
+            result = session.generate("abc", sampling=params, max_tokens=60, structure=Structure(stop=stops))
+            assert (result.text, result.reason) == (whole.text[:end], "stop")
+            assert whole.tokens[: len(result.tokens)] == result.tokens
+            plain = session.generate(
+                "abc", sampling=params, max_tokens=60, structure=Structure(stop=stops), baseline=True
+            )
+            if params is GREEDY:
+                assert (plain.text, plain.tokens) == (result.text, result.tokens)
+
+    def test_found_at_every_place_of_a_round(self, session: Session) -> None:
+        """Inside an accepted draft, at its end, straddling two rounds; the events and the counts add up."""
+        params = SamplingParams(temperature=3, seed=5, top_k=0, top_p=1, min_p=0)
+        events = list(session.stream("abc", sampling=params, max_tokens=60))
+        text = "".join(getattr(event, "text", "") for event in events)
+        round_of = [index for index, tokens in enumerate(rounds_of(events)) for _ in tokens]
+        seen = set[str]()
+        for begin in range(55):
+            stop = text[begin : begin + 3]
+            first = text.find(stop)
+            structure = Structure(stop=(stop,))
+            answer = list(session.stream("abc", sampling=params, max_tokens=60, structure=structure))
+            assert "".join(getattr(event, "text", "") for event in answer) == text[:first]
+            assert answer[-1] == Finish("stop")
+            # What gave the stop string is part of the answer's tokens; its round is reported all the same.
+            tokens = [event for event in answer if isinstance(event, Token)]
+            assert len(tokens) == first + 3
+            assert isinstance(answer[-2], Round)
+            straddles = round_of[first] < round_of[first + 2]
+            seen.add("straddles" if straddles else "inside" if tokens[-1].source == "draft" else "end")
+            result = session.generate("abc", sampling=params, max_tokens=60, structure=structure)
+            assert result.stats.num_tokens == len(result.tokens) == len(tokens)
+            assert result.stats.num_rounds == round_of[first + 2] + 1
+        assert seen == {"straddles", "inside", "end"}
+
+    def test_nothing_held_back_is_lost(self, session: Session) -> None:
+        whole = session.generate("abc", sampling=GREEDY, max_tokens=20).text
+        stop = whole[-3:] + "gg#"
+        result = session.generate("abc", sampling=GREEDY, max_tokens=20, structure=Structure(stop=(stop,)))
+        assert (result.text, result.reason) == (whole, "length")
+
+    def test_half_characters(self) -> None:
+        model = endless()
+        model._table[:, 0, 1] += 3
+        halves = {0: "漢".encode()[:2], 1: "漢".encode()[2:], 2: b"<"}
+        model.piece = lambda token, special=False: halves.get(token, b"x")  # type: ignore[method-assign]
+        with Session(model, options=BOLD) as session:
+            whole = session.generate("abc", sampling=SamplingParams(seed=1), max_tokens=80).text
+            assert "漢" in whole
+            assert "\ufffd" in whole
+            for stop in ("漢", "\ufffdx", "x漢"):
+                result = session.generate(
+                    "abc", sampling=SamplingParams(seed=1), max_tokens=80, structure=Structure(stop=(stop,))
+                )
+                place = whole.find(stop)
+                assert result.text == (whole[:place] if place >= 0 else whole)
+
+    def test_next_answer_is_right_after_a_stop(self, session: Session) -> None:
+        whole = session.generate("abc", sampling=GREEDY, max_tokens=40)
+        session.generate("abc", sampling=GREEDY, max_tokens=40, structure=Structure(stop=(whole.text[7:9],)))
+        assert session.generate("abc", sampling=GREEDY, max_tokens=40).tokens == whole.tokens
+
+    def test_empty_stop_string(self) -> None:
+        with pytest.raises(UsageError, match="--stop must not be empty"):
+            Structure(stop=("a", ""))
+
+    def test_stop_string_in_a_schema_ends_the_answer(self, session: Session) -> None:
+        letters = FakeModel(2, '{}[]":,abc123 ')
+        structure = Structure(stop=('"',), grammar=Grammar.json_object())
+        with Session(letters) as made:
+            result = made.generate([1], sampling=GREEDY, max_tokens=30, structure=structure)
+        assert (result.reason, '"' in result.text, result.stats.num_closing) == ("stop", False, 0)
+
+
+def rounds_of(events: list[object]) -> list[list[Token]]:
+    rounds: list[list[Token]] = [[]]
+    for event in events:
+        if isinstance(event, Token):
+            rounds[-1].append(event)
+        elif isinstance(event, Round):
+            rounds.append([])
+    return rounds[:-1]
+
+
+class TestIgnoreEos:
+    def test_only_a_limit_ends_the_answer(self) -> None:
+        target, draft = FakeModel(0), FakeModel(0, sharpness=1.5)
+        for model in (target, draft):
+            model._table[..., model.eos] += 6
+        with Session(target, draft, BOLD) as session:
+            assert session.generate("abc", sampling=GREEDY, max_tokens=50).reason == "eog"
+            for baseline in (False, True):
+                result = session.generate(
+                    "abc", sampling=GREEDY, max_tokens=50, structure=Structure(ignore_eos=True), baseline=baseline
+                )
+                assert (result.reason, len(result.tokens), target.eos in result.tokens) == ("length", 50, False)
+            assert session.near_tie([0], result.tokens, result.tokens, structure=Structure(ignore_eos=True)) is None
+
+    def test_grammar_excludes_it(self) -> None:
+        with pytest.raises(UsageError, match="--ignore-eos and --json-object exclude each other"):
+            Structure(ignore_eos=True, grammar=Grammar.json_object())
 
 
 # --- on tiny models through llama.cpp --------------------------------------------------------------------------------

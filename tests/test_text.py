@@ -3,10 +3,10 @@ from __future__ import annotations
 from itertools import pairwise
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_cli.text import TextDecoder
+from specdec_cli.text import StopStrings, TextDecoder
 
 tricky = st.one_of(st.binary(max_size=12), st.text(max_size=6).map(str.encode)).map(bytes)
 byte_strings = st.lists(tricky, max_size=6).map(b"".join)
@@ -92,3 +92,82 @@ def test_flush_ends_the_text_and_starts_anew() -> None:
     assert decoder.flush() == "\ufffd"
     assert decoder.flush() == ""
     assert decoder.push(1) == "b"
+
+
+# --- stop strings ----------------------------------------------------------------------------------------------------
+
+stop_texts = st.lists(st.text("ab漢\n", min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+@st.composite
+def cut_texts(draw: st.DrawFn) -> tuple[list[str], list[str]]:
+    """Stop strings, and the parts of a text in which they may well occur."""
+    stops = draw(stop_texts)
+    whole = "".join(draw(st.lists(st.one_of(st.text("ab漢\n", max_size=4), st.sampled_from(stops)), max_size=6)))
+    cuts = draw(st.lists(st.integers(0, len(whole)), max_size=10))
+    return stops, [whole[a:b] for a, b in pairwise([0, *sorted(cuts), len(whole)])]
+
+
+def before_first(text: str, stops: list[str]) -> str:
+    """The text before the stop string that is complete first, read letter by letter."""
+    for end in range(len(text) + 1):
+        ending = [stop for stop in stops if text[:end].endswith(stop)]
+        if ending:
+            return text[: end - max(map(len, ending))]
+    return text
+
+
+@settings(max_examples=300)
+@given(cut_texts())
+def test_shown_is_the_text_before_the_first_stop_string(case: tuple[list[str], list[str]]) -> None:
+    stops, parts = case
+    strings, shown, whole = StopStrings(stops), "", ""
+    for part in parts:
+        shown += strings.push(part)
+        whole += part
+        # Nothing of a stop string, whole or begun, is ever shown: whatever comes next, it cannot be taken back.
+        assert before_first(whole, stops).startswith(shown)
+        assert all(before_first(whole + stop[1:], stops).startswith(shown) for stop in stops)
+        assert strings.found == (before_first(whole, stops) != whole)
+    shown += strings.flush()
+    assert shown == before_first(whole, stops)
+    assert strings.push("more") == ("" if strings.found else "more")
+
+
+@settings(max_examples=100)
+@given(cut_texts())
+def test_only_what_can_begin_a_stop_string_is_held_back(case: tuple[list[str], list[str]]) -> None:
+    stops, parts = case
+    strings, shown, whole = StopStrings(stops), "", ""
+    for part in parts:
+        shown, whole = shown + strings.push(part), whole + part
+        if strings.found:
+            break
+        held = whole[len(shown) :]
+        assert not held or any(stop.startswith(held) for stop in stops)
+
+
+@pytest.mark.parametrize(
+    ("stops", "parts", "expected"),
+    [
+        (["</a>"], ["x<", "/", "a", ">y"], ["x", "", "", ""]),
+        (["aab"], ["aa", "aab"], ["", "aa"]),
+        (["abc", "b"], ["a", "bc"], ["", "a"]),
+        (["bc", "abcd"], ["abc", "d"], ["a", ""]),
+        (["bc", "abcd"], ["abcd"], ["a"]),
+        (["bc", "abc"], ["ab", "c"], ["", ""]),
+        (["abcd", "bc"], ["abx", "y"], ["abx", "y"]),
+        ([], ["a", "b"], ["a", "b"]),
+    ],
+)
+def test_stop_strings_share_beginnings(stops: list[str], parts: list[str], expected: list[str]) -> None:
+    strings = StopStrings(stops)
+    assert [strings.push(part) for part in parts] == expected
+
+
+def test_half_a_character_before_a_stop_string() -> None:
+    pieces = ["漢".encode()[:2], "漢".encode()[2:] + b"<", b"e>", b"no"]
+    decoder, strings = TextDecoder(pieces.__getitem__), StopStrings(["<e>"])
+    assert [strings.push(decoder.push(index)) for index in range(4)] == ["", "漢", "", ""]
+    assert strings.found
+    assert strings.flush() == ""

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
+import math
 import signal
 import sys
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from importlib import import_module
+from pathlib import Path
 
 import typer
 
 from specdec_cli import interrupt
-from specdec_cli.choice import ModelChoice, fetch_files
 from specdec_cli.cli.status import status
 from specdec_cli.errors import ExitCode
 from specdec_cli.render import ColorMode, Renderer, make_renderer
-from specdec_cli.render.progress import make_progress
-from specdec_cli.session import Session, SessionOptions
+from specdec_cli.session import Session, SessionOptions, Structure, with_seed
 from specdec_cli.stats import Comparison, Stats
 from specdec_cli.types import Finish, SamplingParams, Token
 
@@ -40,18 +41,25 @@ class View:
 
 
 @contextlib.contextmanager
-def open_session(choice: ModelChoice, options: SessionOptions, *, offline: bool, quiet: bool) -> Iterator[Session]:
-    """Files fetched, models loaded, with a word on the terminal meanwhile.
+def open_session(
+    name: str, files: tuple[Path, Path | None], options: SessionOptions, *, quiet: bool
+) -> Iterator[Session]:
+    """Models loaded, with a word on the terminal meanwhile.
+
+    Args:
+        name: what is loaded.
+        files: target and draft model.
+        options: how.
+        quiet: no word.
 
     Raises:
         SpecdecError: whatever keeps the pair from being ready.
     """
-    target, draft = fetch_files(choice, offline=offline, progress=make_progress(quiet))
     if not quiet:
         # Loading leaves the interpreter idle, and the summary must not wait for Rich when Ctrl-C wants it.
         threading.Thread(target=import_module, args=("specdec_cli.render.summary",), daemon=True).start()
-    with interrupt.stop_on_sigint(), status(sys.stderr, f"Loading {choice.name}", quiet=quiet):
-        session = Session.open(target, draft, options)
+    with interrupt.stop_on_sigint(), status(sys.stderr, f"Loading {name}", quiet=quiet):
+        session = Session.open(*files, options)
     with session:
         if session.warning:
             typer.echo(f"Warning: {session.warning}", err=True)
@@ -66,9 +74,9 @@ class Job:
         session: the loaded models.
         pair: its name, None when the files were given.
         prompt: token ids.
-        params: with a seed.
+        params: sampling settings; a seed is drawn, and shown, when they have none.
         max_tokens: the most tokens of the answer.
-        seed_drawn: whether the seed was drawn, so that it has to be shown.
+        structure: stop strings and form.
     """
 
     session: Session
@@ -76,8 +84,13 @@ class Job:
     prompt: Sequence[int]
     params: SamplingParams
     max_tokens: int
-    seed_drawn: bool
+    structure: Structure
     answer: list[int] = field(default_factory=list)
+    seed_drawn: bool = False
+
+    def __post_init__(self) -> None:
+        self.seed_drawn = self.params.seed is None and not self.params.is_greedy
+        self.params = with_seed(self.params)
 
     def run(self, view: View, *, compare: bool) -> int:
         """Answer, show, and compare if asked.
@@ -108,9 +121,11 @@ class Job:
         reason = ""
         self.session.prepare(len(self.prompt), self.max_tokens)
         renderer.start(self._info())
-        for event in self.session.stream(self.prompt, sampling=self.params, max_tokens=self.max_tokens):
+        for event in self.session.stream(
+            self.prompt, sampling=self.params, max_tokens=self.max_tokens, structure=self.structure
+        ):
             stats.add(event)
-            if isinstance(event, Token):
+            if isinstance(event, Token) and event.source != "closing":
                 self.answer.append(event.id)
             elif isinstance(event, Finish):
                 reason = event.reason
@@ -119,10 +134,12 @@ class Job:
 
     def _compare(self, stats: Stats) -> Comparison:
         self.session.clear()
-        baseline = self.session.generate(self.prompt, sampling=self.params, max_tokens=self.max_tokens, baseline=True)
+        baseline = self.session.generate(
+            self.prompt, sampling=self.params, max_tokens=self.max_tokens, structure=self.structure, baseline=True
+        )
         if not self.params.is_greedy:
             return Comparison(stats, baseline.stats)
-        near_tie = self.session.near_tie(self.prompt, self.answer, baseline.tokens)
+        near_tie = self.session.near_tie(self.prompt, self.answer, baseline.tokens, self.params, self.structure)
         return Comparison(stats, baseline.stats, near_tie is None, near_tie)
 
     def _info(self) -> dict[str, object]:
@@ -138,5 +155,11 @@ class Job:
             "num_ctx": session.num_ctx,
             "temperature": self.params.temperature,
             "seed": self.params.seed,
-            "seed_drawn": self.seed_drawn and not self.params.is_greedy,
+            "seed_drawn": self.seed_drawn,
+            "sampling": self._sampling(),
         }
+
+    def _sampling(self) -> dict[str, object]:
+        # JSON has no infinity.
+        bias = [[token, bias if math.isfinite(bias) else str(bias)] for token, bias in self.params.logit_bias]
+        return {**dataclasses.asdict(self.params), "logit_bias": bias}

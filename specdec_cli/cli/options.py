@@ -1,235 +1,45 @@
-"""Every option, declared once: commands share names, help and environment variables."""
+"""Every option, declared once, in groups that commands share: same names, help and environment variables everywhere."""
 
 from __future__ import annotations
 
-import re
-from collections.abc import Sequence
+import functools
+import inspect
+from collections.abc import Callable, Collection
+from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 from typer.core import TyperCommand
 
+from specdec_cli.errors import UsageError
+
+if TYPE_CHECKING:
+    from specdec_cli.choice import ModelChoice
+    from specdec_cli.cli.job import View
+    from specdec_cli.constraint import Grammar
+    from specdec_cli.session import SessionOptions, Structure
+    from specdec_cli.types import SamplingParams
+
 ColorChoice = Literal["auto", "always", "never"]
 DrafterChoice = Literal["model", "none"]
 
-_MODEL, _DRAFTING, _SAMPLING, _OUTPUT = "Model", "Drafting", "Sampling", "Output"
 
-PairOption = Annotated[
-    str | None,
-    typer.Option(
-        "--pair",
-        "-m",
-        metavar="NAME",
-        envvar="SPECDEC_PAIR",
-        rich_help_panel=_MODEL,
-        help="pair from `models.toml`, or a target's .gguf file",
-    ),
-]
-TargetOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--target", metavar="FILE", envvar="SPECDEC_TARGET", rich_help_panel=_MODEL, help="target model, a .gguf file"
-    ),
-]
-DraftOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--draft",
-        "-d",
-        metavar="FILE",
-        envvar="SPECDEC_DRAFT",
-        rich_help_panel=_MODEL,
-        help="draft model, a .gguf file",
-    ),
-]
-OfflineOption = Annotated[
-    bool, typer.Option("--offline", envvar="SPECDEC_OFFLINE", rich_help_panel=_MODEL, help="do not download anything")
-]
-CtxOption = Annotated[
-    int | None,
-    typer.Option(
-        "--ctx",
-        metavar="TOKENS",
-        envvar="SPECDEC_CTX",
-        rich_help_panel=_MODEL,
-        help="context size",
-        show_default="what prompt and answer need",
-    ),
-]
-GpuLayersOption = Annotated[
-    int | None,
-    typer.Option(
-        "--gpu-layers",
-        metavar="N",
-        envvar="SPECDEC_GPU_LAYERS",
-        rich_help_panel=_MODEL,
-        help="target layers on the GPU",
-        show_default="all, if supported",
-    ),
-]
-DraftGpuLayersOption = Annotated[
-    int | None,
-    typer.Option(
-        "--draft-gpu-layers",
-        metavar="N",
-        envvar="SPECDEC_DRAFT_GPU_LAYERS",
-        rich_help_panel=_MODEL,
-        help="draft model layers on the GPU",
-        show_default="all, if supported",
-    ),
-]
-ThreadsOption = Annotated[
-    int | None,
-    typer.Option(
-        "--threads",
-        metavar="N",
-        envvar="SPECDEC_THREADS",
-        rich_help_panel=_MODEL,
-        help="CPU threads",
-        show_default="physical cores",
-    ),
-]
-KvTypeOption = Annotated[
-    str,
-    typer.Option(
-        "--kv-type",
-        metavar="TYPE",
-        envvar="SPECDEC_KV_TYPE",
-        rich_help_panel=_MODEL,
-        help="type of both caches: f32, f16, q8_0, q5_1, q5_0, q4_1, q4_0",
-    ),
-]
-DrafterOption = Annotated[
-    DrafterChoice,
-    typer.Option("--drafter", envvar="SPECDEC_DRAFTER", rich_help_panel=_DRAFTING, help="what proposes tokens"),
-]
-NoDraftOption = Annotated[
-    bool, typer.Option("--no-draft", rich_help_panel=_DRAFTING, help="plain decoding by the target, as `-k 0`")
-]
-DraftTokensOption = Annotated[
-    int | None,
-    typer.Option(
-        "--draft-tokens",
-        "-k",
-        metavar="K",
-        envvar="SPECDEC_DRAFT_TOKENS",
-        rich_help_panel=_DRAFTING,
-        help="most draft tokens a round, 0 for none",
-        show_default="the pair's, else 5",
-    ),
-]
-DraftConfidenceOption = Annotated[
-    float,
-    typer.Option(
-        "--draft-confidence",
-        metavar="P",
-        envvar="SPECDEC_DRAFT_CONFIDENCE",
-        rich_help_panel=_DRAFTING,
-        help="end a draft at a token with a lower probability",
-    ),
-]
-TemperatureOption = Annotated[
-    float,
-    typer.Option(
-        "--temperature", "-t", metavar="T", envvar="SPECDEC_TEMPERATURE", rich_help_panel=_SAMPLING, help="0 is greedy"
-    ),
-]
-TopKOption = Annotated[
-    int,
-    typer.Option(
-        "--top-k",
-        metavar="N",
-        envvar="SPECDEC_TOP_K",
-        rich_help_panel=_SAMPLING,
-        help="keep the N likeliest tokens, 0 is off",
-    ),
-]
-TopPOption = Annotated[
-    float,
-    typer.Option(
-        "--top-p",
-        metavar="P",
-        envvar="SPECDEC_TOP_P",
-        rich_help_panel=_SAMPLING,
-        help="keep the likeliest tokens up to this mass, 1 is off",
-    ),
-]
-MinPOption = Annotated[
-    float,
-    typer.Option(
-        "--min-p",
-        metavar="P",
-        envvar="SPECDEC_MIN_P",
-        rich_help_panel=_SAMPLING,
-        help="keep tokens above this share of the likeliest, 0 is off",
-    ),
-]
-RepeatLastNOption = Annotated[
-    int,
-    typer.Option(
-        "--repeat-last-n",
-        metavar="N",
-        envvar="SPECDEC_REPEAT_LAST_N",
-        rich_help_panel=_SAMPLING,
-        help="tokens that penalties look at, 0 is off, -1 is all",
-    ),
-]
-RepeatPenaltyOption = Annotated[
-    float,
-    typer.Option(
-        "--repeat-penalty",
-        metavar="X",
-        envvar="SPECDEC_REPEAT_PENALTY",
-        rich_help_panel=_SAMPLING,
-        help="divide logits of seen tokens, 1 is off",
-    ),
-]
-PresencePenaltyOption = Annotated[
-    float,
-    typer.Option(
-        "--presence-penalty",
-        metavar="X",
-        envvar="SPECDEC_PRESENCE_PENALTY",
-        rich_help_panel=_SAMPLING,
-        help="subtract from logits of seen tokens, 0 is off",
-    ),
-]
-FrequencyPenaltyOption = Annotated[
-    float,
-    typer.Option(
-        "--frequency-penalty",
-        metavar="X",
-        envvar="SPECDEC_FREQUENCY_PENALTY",
-        rich_help_panel=_SAMPLING,
-        help="subtract for each occurrence, 0 is off",
-    ),
-]
-LogitBiasOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--logit-bias",
-        metavar="ID=BIAS",
-        rich_help_panel=_SAMPLING,
-        help="add to a token's logit, e.g. 15043=-2.5 or 15043=-inf; repeatable",
-    ),
-]
-SeedOption = Annotated[
-    int | None,
-    typer.Option(
-        "--seed",
-        metavar="N",
-        envvar="SPECDEC_SEED",
-        rich_help_panel=_SAMPLING,
-        help="of the random generator",
-        show_default="drawn, and shown",
-    ),
-]
-SystemOption = Annotated[
-    str | None, typer.Option("--system", "-s", metavar="TEXT", envvar="SPECDEC_SYSTEM", help="system message")
-]
-MaxTokensOption = Annotated[
-    int, typer.Option("--max-tokens", "-n", metavar="N", envvar="SPECDEC_MAX_TOKENS", help="most tokens of the answer")
+def _option(*names: str, panel: str | None = None, **settings: Any) -> Any:
+    """An option with the environment variable that its long name gives."""
+    long_name = next(name for name in names if name.startswith("--"))
+    settings.setdefault("envvar", f"SPECDEC_{long_name[2:].replace('-', '_').upper()}")
+    return typer.Option(*names, rich_help_panel=panel, **settings)
+
+
+_model = functools.partial(_option, panel="Model")
+_drafting = functools.partial(_option, panel="Drafting")
+_sampling = functools.partial(_option, panel="Sampling")
+_structure = functools.partial(_option, panel="Structure")
+_output = functools.partial(_option, panel="Output")
+
+PairArgument = Annotated[
+    str | None, typer.Argument(metavar="[PAIR]", help="pair from `models.toml`", show_default="the default pair")
 ]
 PromptArgument = Annotated[
     str | None, typer.Argument(help="the question; `-` reads standard input only", show_default=False)
@@ -239,22 +49,324 @@ FileOption = Annotated[
     typer.Option("--file", "-f", metavar="FILE", help="read the prompt from a file, `-` is standard input; repeatable"),
 ]
 RawOption = Annotated[bool, typer.Option("--raw", help="complete the bare text, without the chat template")]
+SystemOption = Annotated[str | None, _option("--system", "-s", metavar="TEXT", help="system message")]
+MaxTokensOption = Annotated[int, _option("--max-tokens", "-n", metavar="N", help="most tokens of the answer")]
 CompareOption = Annotated[
-    bool, typer.Option("--compare", rich_help_panel=_OUTPUT, help="run the baseline too and print both speeds")
+    bool, typer.Option("--compare", rich_help_panel="Output", help="run the baseline too and print both speeds")
 ]
-QuietOption = Annotated[
-    bool, typer.Option("--quiet", "-q", envvar="SPECDEC_QUIET", rich_help_panel=_OUTPUT, help="no summary, no progress")
-]
-JsonOption = Annotated[
-    bool, typer.Option("--json", rich_help_panel=_OUTPUT, help="JSON Lines on stdout, see docs/json.md")
-]
-ColorOption = Annotated[
-    ColorChoice,
-    typer.Option("--color", envvar="SPECDEC_COLOR", rich_help_panel=_OUTPUT, help="when to color the output"),
-]
-NoStreamOption = Annotated[
-    bool, typer.Option("--no-stream", rich_help_panel=_OUTPUT, help="print the answer when it is complete")
-]
+OfflineOption = Annotated[bool, _model("--offline", help="do not download anything")]
+QuietOption = Annotated[bool, _output("--quiet", "-q", help="no summary, no progress")]
+
+
+@dataclass(frozen=True, slots=True)
+class ModelFlags:
+    """Which models, and how they are loaded."""
+
+    pair: Annotated[
+        str | None, _model("--pair", "-m", metavar="NAME", help="pair from `models.toml`, or a target's .gguf file")
+    ] = None
+    target: Annotated[Path | None, _model("--target", metavar="FILE", help="target model, a .gguf file")] = None
+    draft: Annotated[Path | None, _model("--draft", "-d", metavar="FILE", help="draft model, a .gguf file")] = None
+    offline: OfflineOption = False
+    ctx: Annotated[
+        int | None,
+        _model("--ctx", metavar="TOKENS", help="context size", show_default="what prompt and answer need"),
+    ] = None
+    gpu_layers: Annotated[
+        int | None,
+        _model("--gpu-layers", metavar="N", help="target layers on the GPU", show_default="all, if supported"),
+    ] = None
+    draft_gpu_layers: Annotated[
+        int | None,
+        _model("--draft-gpu-layers", metavar="N", help="draft layers on the GPU", show_default="all, if supported"),
+    ] = None
+    threads: Annotated[
+        int | None, _model("--threads", metavar="N", help="CPU threads", show_default="physical cores")
+    ] = None
+    kv_type: Annotated[
+        str, _model("--kv-type", metavar="TYPE", help="type of both caches: f32, f16, q8_0, q5_1, q5_0, q4_1, q4_0")
+    ] = "f16"
+
+
+@dataclass(frozen=True, slots=True)
+class DraftingFlags:
+    """What proposes tokens, and how many."""
+
+    drafter: Annotated[DrafterChoice, _drafting("--drafter", help="what proposes tokens")] = "model"
+    no_draft: Annotated[bool, _drafting("--no-draft", envvar=None, help="plain decoding by the target, as `-k 0`")] = (
+        False
+    )
+    draft_tokens: Annotated[
+        int | None,
+        _drafting(
+            "--draft-tokens", "-k", metavar="K", help="most draft tokens a round, 0 for none",
+            show_default="the pair's, else 5",
+        ),
+    ] = None  # fmt: skip
+    draft_confidence: Annotated[
+        float, _drafting("--draft-confidence", metavar="P", help="end a draft at a token with a lower probability")
+    ] = 0.5
+
+    @property
+    def is_off(self) -> bool:
+        """Whether this is plain decoding."""
+        return self.no_draft or self.drafter == "none" or self.draft_tokens == 0
+
+    def session_options(self, choice: ModelChoice, model: ModelFlags) -> SessionOptions:
+        """How to load and draft.
+
+        Raises:
+            UsageError: a value outside its range.
+        """
+        from specdec_cli.session import SessionOptions
+
+        num_draft_tokens = choice.num_draft_tokens if self.draft_tokens is None else self.draft_tokens
+        return SessionOptions(
+            0 if self.is_off else num_draft_tokens, self.draft_confidence, model.ctx, model.gpu_layers,
+            model.draft_gpu_layers, model.threads, model.kv_type,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingFlags:
+    """How the next token is chosen; llama.cpp's names, order and defaults."""
+
+    temperature: Annotated[float, _sampling("--temperature", "-t", metavar="T", help="0 is greedy")] = 0.8
+    top_k: Annotated[int, _sampling("--top-k", metavar="N", help="keep the N likeliest tokens, 0 is off")] = 40
+    top_p: Annotated[
+        float, _sampling("--top-p", metavar="P", help="keep the likeliest tokens up to this mass, 1 is off")
+    ] = 0.95
+    min_p: Annotated[
+        float, _sampling("--min-p", metavar="P", help="keep tokens above this share of the likeliest, 0 is off")
+    ] = 0.05
+    typical_p: Annotated[
+        float, _sampling("--typical-p", metavar="P", help="keep locally typical tokens up to this mass, 1 is off")
+    ] = 1.0
+    top_n_sigma: Annotated[
+        float, _sampling("--top-n-sigma", metavar="N", help="keep tokens within N standard deviations, 0 is off")
+    ] = 0.0
+    xtc_probability: Annotated[
+        float, _sampling("--xtc-probability", metavar="P", help="chance to exclude top choices, 0 is off")
+    ] = 0.0
+    xtc_threshold: Annotated[
+        float, _sampling("--xtc-threshold", metavar="P", help="probability that makes a top choice")
+    ] = 0.1
+    dynatemp_range: Annotated[
+        float, _sampling("--dynatemp-range", metavar="T", help="vary the temperature with the entropy, 0 is off")
+    ] = 0.0
+    dynatemp_exponent: Annotated[
+        float, _sampling("--dynatemp-exponent", metavar="X", help="how entropy becomes temperature")
+    ] = 1.0
+    repeat_last_n: Annotated[
+        int, _sampling("--repeat-last-n", metavar="N", help="tokens that penalties look at, 0 is off, -1 is all")
+    ] = 64
+    repeat_penalty: Annotated[
+        float, _sampling("--repeat-penalty", metavar="X", help="divide logits of seen tokens, 1 is off")
+    ] = 1.0
+    presence_penalty: Annotated[
+        float, _sampling("--presence-penalty", metavar="X", help="subtract from logits of seen tokens, 0 is off")
+    ] = 0.0
+    frequency_penalty: Annotated[
+        float, _sampling("--frequency-penalty", metavar="X", help="subtract for each occurrence, 0 is off")
+    ] = 0.0
+    dry_multiplier: Annotated[
+        float, _sampling("--dry-multiplier", metavar="X", help="strength of the DRY penalty, 0 is off")
+    ] = 0.0
+    dry_base: Annotated[float, _sampling("--dry-base", metavar="X", help="growth of the DRY penalty a token")] = 1.75
+    dry_allowed_length: Annotated[
+        int, _sampling("--dry-allowed-length", metavar="N", help="longest repetition without a DRY penalty")
+    ] = 2
+    dry_last_n: Annotated[
+        int, _sampling("--dry-last-n", metavar="N", help="tokens that DRY looks at, 0 is off, -1 is all")
+    ] = 64
+    dry_breaker: Annotated[
+        list[str] | None,
+        _sampling(
+            "--dry-breaker", metavar="TEXT", envvar=None, help="DRY does not look across this, `none` for no breakers;"
+            " repeatable", show_default="newline, colon, quote, asterisk",
+        ),
+    ] = None  # fmt: skip
+    mirostat: Annotated[int, _sampling("--mirostat", metavar="N", help="Mirostat 1 or 2 in place of the others")] = 0
+    mirostat_tau: Annotated[float, _sampling("--mirostat-tau", metavar="X", help="surprise aimed at, in bits")] = 5.0
+    mirostat_eta: Annotated[float, _sampling("--mirostat-eta", metavar="X", help="learning rate")] = 0.1
+    logit_bias: Annotated[
+        list[str] | None,
+        _sampling(
+            "--logit-bias", metavar="TOKEN=BIAS", envvar=None,
+            help="add to a token's logit, by id or text, e.g. 15043=-2.5 or ' the'=-inf; repeatable",
+        ),
+    ] = None  # fmt: skip
+    seed: Annotated[
+        int | None, _sampling("--seed", metavar="N", help="of the random generator", show_default="drawn, and shown")
+    ] = None
+    sampler_defaults: Annotated[
+        Literal["llama.cpp", "model"], _sampling("--sampler-defaults", help="where settings you do not give come from")
+    ] = "llama.cpp"
+
+    def params(self) -> SamplingParams:
+        """The settings, without what only the model's file can tell.
+
+        Raises:
+            UsageError: a value outside its range.
+        """
+        from specdec_cli.settings import split_bias
+        from specdec_cli.types import SamplingParams
+
+        for text in self.logit_bias or ():
+            split_bias(text)
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        breakers = values.pop("dry_breaker")
+        if breakers:
+            values["dry_breakers"] = () if list(breakers) == ["none"] else tuple(breakers)
+        values["logit_bias"] = ()
+        del values["sampler_defaults"]
+        return SamplingParams(**values)
+
+    def params_for(self, target: Path, given: Collection[str]) -> SamplingParams:
+        """The settings for one model, read from its file without loading the weights; says what the file decided.
+
+        Args:
+            target: the target's file.
+            given: fields that the user chose.
+
+        Raises:
+            UsageError: a value outside its range, or a bias on an unknown token.
+            ModelLoadError: the file is not a model.
+        """
+        params = self.params()
+        if not self.logit_bias and self.sampler_defaults == "llama.cpp":
+            return params
+        from specdec_cli.gguf import check_header
+        from specdec_cli.llama import Model
+        from specdec_cli.settings import resolve_biases, with_model_defaults
+
+        check_header(target)
+        with Model(target, vocab_only=True) as model:
+            params = replace(params, logit_bias=resolve_biases(self.logit_bias or (), model))
+            if self.sampler_defaults == "model":
+                params, found = with_model_defaults(params, model, given)
+                listed = ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in found.items())
+                typer.echo(f"sampling settings of the model: {listed or 'none'}", err=True)
+        return params
+
+
+@dataclass(frozen=True, slots=True)
+class StructureFlags:
+    """Where an answer ends and what form it has."""
+
+    stop: Annotated[
+        list[str] | None,
+        _structure("--stop", metavar="TEXT", envvar=None, help="end before this text; repeatable"),
+    ] = None
+    ignore_eos: Annotated[bool, _structure("--ignore-eos", help="never end by the model's own choice")] = False
+    grammar: Annotated[
+        Path | None, _structure("--grammar", metavar="FILE", help="keep to a grammar, .gbnf (llama.cpp's) or .lark")
+    ] = None
+    json_schema: Annotated[
+        str | None, _structure("--json-schema", metavar="FILE|JSON", help="keep to a JSON schema")
+    ] = None
+    json_object: Annotated[bool, _structure("--json-object", help="keep to any JSON object")] = False
+
+    def structure(self) -> Structure:
+        """Parsed and checked.
+
+        Raises:
+            UsageError: flags that exclude each other, or a grammar that does not parse.
+        """
+        from specdec_cli.session import Structure
+
+        given = [
+            name
+            for name, value in (
+                ("--grammar", self.grammar), ("--json-schema", self.json_schema), ("--json-object", self.json_object)
+            )
+            if value not in (None, False)
+        ]  # fmt: skip
+        if len(given) > 1:
+            raise UsageError(f"{' and '.join(given)} exclude each other", "leave all but one out")
+        return Structure(tuple(self.stop or ()), self.ignore_eos, self._grammar() if given else None)
+
+    def _grammar(self) -> Grammar:
+        from specdec_cli.constraint import Grammar
+
+        if self.grammar is not None:
+            return Grammar.from_file(self.grammar)
+        return Grammar.json_object() if self.json_schema is None else Grammar.from_schema(self.json_schema)
+
+
+@dataclass(frozen=True, slots=True)
+class OutputFlags:
+    """How the answer is shown."""
+
+    as_json: Annotated[bool, _output("--json", envvar=None, help="JSON Lines on stdout, see docs/json.md")] = False
+    no_stream: Annotated[bool, _output("--no-stream", envvar=None, help="print the answer when it is complete")] = False
+    quiet: QuietOption = False
+    color: Annotated[ColorChoice, _output("--color", help="when to color the output")] = "auto"
+
+    @property
+    def is_silent(self) -> bool:
+        """Whether stderr shows no progress."""
+        return self.quiet or self.as_json
+
+    def view(self) -> View:
+        """What a job needs to know of it."""
+        from specdec_cli.cli.job import View
+
+        return View(self.as_json, self.quiet, self.color, stream=not self.no_stream)
+
+
+def with_flag_groups(command: Callable[..., Any]) -> Callable[..., Any]:
+    """A command in which each parameter that is a flag group becomes the options of that group."""
+    hints = get_type_hints(command, include_extras=True)
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in inspect.signature(command).parameters.items():
+        if name in groups:
+            parameters += _group_parameters(groups[name])
+        else:
+            parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
+
+    @functools.wraps(command)
+    def expanded(**values: Any) -> Any:
+        built = {
+            name: kind(**{field.name: values.pop(field.name) for field in fields(kind)})
+            for name, kind in groups.items()
+        }
+        return command(**values, **built)
+
+    # Typer reads the options from here.
+    expanded.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    expanded.__annotations__ = {parameter.name: parameter.annotation for parameter in parameters}
+    return expanded
+
+
+def one_pair(argument: str | None, option: str | None) -> str | None:
+    """The pair, which may be named either way.
+
+    Raises:
+        UsageError: it is named both ways, differently.
+    """
+    if argument is not None and option is not None and argument != option:
+        raise UsageError(f"two pairs are named: `{argument}` and `{option}`", "leave out `--pair`")
+    return argument if argument is not None else option
+
+
+def given(context: typer.Context, group: Any) -> set[str]:
+    """Fields of a flag group that the user chose, on the command line or in the environment."""
+    names = (field.name for field in fields(group))
+    sources = {name: context.get_parameter_source(name) for name in names}
+    return {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
+
+
+def _group_parameters(group: Any) -> list[inspect.Parameter]:
+    hints = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
+        )
+        for field in fields(group)
+    ]
+
 
 # Spellings of llama.cpp's own tools that people type from habit; accepted, not shown.
 ALIASES = {
@@ -277,6 +389,20 @@ ALIASES = {
     "--spec-draft-n-max": "--draft-tokens",
     "--draft-p-min": "--draft-confidence",
     "--spec-draft-p-min": "--draft-confidence",
+    "--typical": "--typical-p",
+    "--top-nsigma": "--top-n-sigma",
+    "--dynatemp-exp": "--dynatemp-exponent",
+    "--mirostat-lr": "--mirostat-eta",
+    "--mirostat-ent": "--mirostat-tau",
+    "--dry-penalty-last-n": "--dry-last-n",
+    "--dry-sequence-breaker": "--dry-breaker",
+    "-r": "--stop",
+    "--reverse-prompt": "--stop",
+    "--grammar-file": "--grammar",
+    "-j": "--json-schema",
+    "-jf": "--json-schema",
+    "--json-schema-file": "--json-schema",
+    "-l": "--logit-bias",
     "-ctk": "--kv-type",
     "--cache-type-k": "--kv-type",
 }
@@ -293,21 +419,3 @@ class AliasCommand(TyperCommand):
                 short = len(alias) == 2
                 (parser._short_opt if short else parser._long_opt)[alias] = parser._long_opt[name]
         return parser
-
-
-def parse_logit_bias(texts: Sequence[str] | None) -> tuple[tuple[int, float], ...]:
-    """`ID=BIAS` texts as pairs.
-
-    Raises:
-        UsageError: a text of another form.
-    """
-    from specdec_cli.errors import UsageError
-
-    pairs = []
-    for text in texts or ():
-        match = re.fullmatch(r"(\d+)=(\S+)", text)
-        try:
-            pairs.append((int(match[1]), float(match[2])))  # type: ignore[index]
-        except (TypeError, ValueError):
-            raise UsageError(f"--logit-bias takes ID=BIAS, not `{text}`", "e.g. `--logit-bias 15043=-2.5`") from None
-    return tuple(pairs)

@@ -61,4 +61,4 @@ class ModelDrafter:
         self._context.sync(prefix)
         row = self._context.score()[0]
         committed = prefix[: len(prefix) - len(drafted)] if drafted else prefix
-        return row, self._sampler.distribution(row, self._sampler.history(committed, drafted))
+        return row, self._sampler.distribution(row, committed, drafted)

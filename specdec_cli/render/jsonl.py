@@ -21,6 +21,7 @@ SCHEMA = 1
 STATS_FIELDS = (
     "num_prompt_tokens",
     "num_tokens",
+    "num_closing",
     "num_first_tokens",
     "num_rounds",
     "num_drafted",

@@ -187,9 +187,11 @@ def _slow_lines(speedup: float, info: Mapping[str, object]) -> list[Line]:
 
 
 def _reason_lines(reason: str | None, stats: Stats, info: Mapping[str, object]) -> list[Line]:
+    closed = f", closed with {stats.num_closing} more to keep to the grammar" if stats.num_closing else ""
+    unit = "token" if stats.num_tokens == 1 else "tokens"
     known = {
-        "length": f"at the limit of {stats.num_tokens} tokens; `-n` raises it",
-        "context": f"the context of {info.get('num_ctx')} tokens is full; `--ctx` makes it larger",
+        "length": f"at the limit of {stats.num_tokens} {unit}{closed}; `-n` raises it",
+        "context": f"the context of {info.get('num_ctx')} tokens is full{closed}; `--ctx` makes it larger",
         "interrupted": "interrupted" if stats.num_tokens else "interrupted while reading the prompt",
     }
     return [[_part("stopped: ", known[reason], style="yellow")]] if reason in known else []
