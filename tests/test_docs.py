@@ -7,6 +7,7 @@ import json
 import os
 import re
 import shlex
+import string
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -48,7 +49,7 @@ EXAMPLES = [
 def _fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     def opened(_cls: type[Session], *arguments: object) -> Session:
         options = arguments[-1] if isinstance(arguments[-1], SessionOptions) else SessionOptions()
-        return Session(FakeModel(), FakeModel(1), options)
+        return Session(FakeModel(0, string.printable), FakeModel(1, string.printable), options)
 
     monkeypatch.setattr(Session, "open", classmethod(opened))
     monkeypatch.setattr("specdec_cli.choice.fetch", lambda spec, **_kwargs: Path(spec.file))
