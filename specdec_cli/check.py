@@ -22,9 +22,6 @@ from specdec_cli.session import Session
 from specdec_cli.stats import NearTie
 from specdec_cli.types import SamplingParams, Token
 
-NEAR_TIE_GAP = 0.05
-"""Two logits nearer than this can change places between single and batched decoding."""
-
 ALPHA = 1e-3
 """Probability that a correct program fails the second or the third part."""
 
@@ -50,7 +47,7 @@ class GreedyCase:
     @property
     def passed(self) -> bool:
         """Equal, or different at a near-tie only."""
-        return self.near_tie is None or self.near_tie.gap < NEAR_TIE_GAP
+        return self.near_tie is None or self.near_tie.is_explained
 
 
 @dataclass(slots=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from specdec_cli.errors import UsageError
 from specdec_cli.registry import ModelSpec, load_registry
 from specdec_cli.sources import Progress, fetch
 
@@ -38,7 +39,14 @@ def choose_models(pair: str | None, target: Path | None, draft: Path | None, *, 
 
     Raises:
         ModelMissingError: an unknown pair.
+        UsageError: two targets, or an empty path.
     """
+    if Path() in (target, draft):
+        raise UsageError(
+            "--target and --draft take the path of a file, not nothing", "leave the flag out for the pair's"
+        )
+    if target is not None and pair is not None and pair.lower().endswith(".gguf"):
+        raise UsageError(f"two targets are named: `{pair}` and `{target}`", "leave out `--pair`")
     # `-m` is the model file in llama.cpp's tools.
     if target is None and pair is not None and pair.lower().endswith(".gguf"):
         target, pair = Path(pair), None

@@ -71,7 +71,7 @@ def _check_room(num_prompt: int, max_tokens: int, num_ctx: int) -> None:
     if num_prompt >= num_ctx:
         wanted = -(-(num_prompt + max_tokens) // 256) * 256
         raise ContextFullError(
-            f"the prompt has {num_prompt} tokens, the context holds {num_ctx}",
+            f"the prompt has {num_prompt} tokens, which leaves no room in a context of {num_ctx}",
             f"use `--ctx {wanted}` or a shorter prompt",
         )
 
@@ -125,7 +125,7 @@ class _Loop:
         record = Round(
             index=self.num_rounds,
             num_drafted=len(draft),
-            num_accepted=len(verdict.path),
+            num_accepted=sum(token.source == "draft" for token in new),
             num_tokens=len(new),
             draft_s=self.drafter.decode_s - draft_s,
             verify_s=self.target.decode_s - verify_s,

@@ -20,6 +20,8 @@ def check_header(path: Path) -> None:
     try:
         if path.is_dir():
             raise ModelLoadError(f"`{path}` is a directory", "name the .gguf file in it")
+        if path.exists() and not path.is_file():
+            raise ModelLoadError(f"`{path}` is not a regular file", "name a .gguf file on a disk")
         with path.open("rb") as stream:
             head = stream.read(24)
     except FileNotFoundError:

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_cli.distribution import Distribution, Floats, Ids
+from specdec_cli.errors import BackendError
 from specdec_cli.repetition import HUGE, Breakers, dry_penalties, penalize
 from specdec_cli.types import Constraint, Logits, SamplingParams
 
@@ -61,9 +62,14 @@ class Sampler:
             logits: one row, shape (>= num_vocab,); not changed.
             tokens: committed token ids before it, prompt included.
             path: draft tokens between those and this row.
+
+        Raises:
+            BackendError: the row holds NaN.
         """
         ids, values = self.candidates(logits, tokens, path)
         best = int(values.argmax())
+        if np.isnan(values[best]):
+            raise BackendError("the model gives no valid logits", "its file is damaged; download it again")
         # A row without any possible token is the caller's contradiction; whatever comes then must not be NaN.
         if values[best] == -np.inf or (self.params.is_greedy and not self.params.can_drop_best):
             return Distribution.point(best if ids is None else int(ids[best]))

@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import secrets
+import threading
+import weakref
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +20,7 @@ from specdec_cli.conversation import Message
 from specdec_cli.draft_length import Fixed
 from specdec_cli.drafters import ModelDrafter, NoDrafter
 from specdec_cli.engine import speculate
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import ContextFullError, UsageError
 from specdec_cli.gguf import check_header
 from specdec_cli.llama import KV_TYPES, MAX_DRAFT_TOKENS, Model, check_vocabularies
 from specdec_cli.repetition import Breakers, find_breakers
@@ -29,11 +31,13 @@ from specdec_cli.text import StopStrings, TextDecoder
 from specdec_cli.types import (
     Context,
     ContextOptions,
+    Draft,
     Drafter,
     Event,
     Finish,
     FinishReason,
     LanguageModel,
+    Logits,
     Round,
     SamplingParams,
     Token,
@@ -41,6 +45,9 @@ from specdec_cli.types import (
 from specdec_cli.verify import OnTrial
 
 DEFAULT_MAX_TOKENS = 2048
+
+_MAX_BYTES_PER_TOKEN = 32
+"""No text comes near this average."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,7 +139,8 @@ class Result:
 class Session:
     """A loaded target and, with a draft model, speculation on top of it.
 
-    Use it as a context manager: both models are freed at the end of the block. `Session.open` loads files.
+    Use it as a context manager: both models are freed at the end of the block. `Session.open` loads files. Several
+    threads, or several streams that are read in turns, may use one session; their rounds follow one another.
 
     Args:
         target: the target; owned by the session.
@@ -153,6 +161,12 @@ class Session:
         self.options = options or SessionOptions()
         self.warning = warning
         self._contexts: tuple[Context, Context | None] | None = None
+        self._owned: list[Context] = []
+        self._num_streams = 0
+        self._lock = threading.RLock()
+        models = [model for model in (draft_model, target) if model is not None]
+        # Also when nobody closes it: gigabytes must not wait for the end of the program.
+        self._free = weakref.finalize(self, _free, self._owned, models)
         self._vocabulary: Vocabulary | None = None
         self._breakers: dict[tuple[str, ...], Breakers] = {}
 
@@ -190,16 +204,21 @@ class Session:
 
     def close(self) -> None:
         """Free caches and models."""
-        self._close_contexts()
-        for model in (self.draft_model, self.target):
-            if model is not None:
-                model.close()
+        with self._lock:
+            self._contexts = None
+            self._free()
 
     def __enter__(self) -> Session:
         return self
 
     def __exit__(self, *_exc: object) -> None:
         self.close()
+
+    @property
+    def decode_s(self) -> tuple[float, float]:
+        """Seconds in decode calls of the present contexts: the target's and the draft model's."""
+        target, draft = self._contexts or (None, None)
+        return (target.decode_s if target else 0.0), (draft.decode_s if draft else 0.0)
 
     @property
     def num_ctx(self) -> int | None:
@@ -216,8 +235,12 @@ class Session:
 
         Raises:
             UsageError: nothing to encode.
+            ContextFullError: far more text than the model takes.
             ModelLoadError: the chat template is missing or fails.
         """
+        self._check_open()
+        if isinstance(prompt, str):
+            self._check_text(prompt)
         if raw:
             if not isinstance(prompt, str) or system is not None:
                 raise UsageError("--raw takes a bare text: no messages and no --system", "leave out `--system`")
@@ -257,6 +280,8 @@ class Session:
         Raises:
             ContextFullError: the prompt does not fit.
         """
+        if max_tokens < 1:
+            raise UsageError(f"max_tokens must be 1 or more, not {max_tokens}")
         params = with_seed(sampling or SamplingParams())
         structure = structure or Structure()
         tokens = self._tokens(prompt)
@@ -275,7 +300,21 @@ class Session:
             stop_tokens=self.target.stop_tokens,
             on_trial=on_trial,
         )
-        yield from self._with_text(events, tokens, structure, constraint)
+        self._num_streams += 1
+        try:
+            yield from self._with_text(self._locked(events), tokens, structure, constraint)
+        finally:
+            self._num_streams -= 1
+
+    def _locked(self, events: Iterator[Event]) -> Iterator[Event]:
+        """One round at a time: the caches are brought in line at its beginning, whoever used them before."""
+        while True:
+            with self._lock:
+                self._check_open()
+                event = next(events, None)
+            if event is None:
+                return
+            yield event
 
     def _with_text(
         self, events: Iterator[Event], prompt: Sequence[int], structure: Structure, constraint: GrammarConstraint | None
@@ -366,9 +405,25 @@ class Session:
         target, _ = self.prepare(len(prompt), position + 1)
         tokens = [*prompt, *first[:position]]
         target.sync(tokens)
-        best = top_two(*sampler.candidates(target.score()[0], tokens))
+        row = target.score()[0].copy()
+        best = top_two(*sampler.candidates(row, tokens))
         texts = [self.target.piece(token, special=True).decode("utf-8", "replace") for token, _ in best]
-        return NearTie(position, (texts[0], texts[1]), (best[0][1], best[1][1]))
+        return NearTie(position, (texts[0], texts[1]), (best[0][1], best[1][1]), _batch_noise(target, tokens, row))
+
+    def _check_open(self) -> None:
+        if not self._free.alive:
+            raise UsageError("the session is closed", "load the models again")
+
+    def _check_text(self, text: str) -> None:
+        """Before it is tokenized, which takes minutes for what cannot fit anyway."""
+        if not text.strip():
+            raise UsageError("the prompt is empty", 'try `specdec run "your question"`')
+        limit = _MAX_BYTES_PER_TOKEN * self.target.max_ctx
+        if len(text) > limit:
+            raise ContextFullError(
+                f"the prompt has {len(text)} characters, the model takes {self.target.max_ctx} tokens",
+                "use a shorter prompt",
+            )
 
     def _tokens(self, prompt: str | Sequence[Message] | Sequence[int]) -> list[int]:
         if isinstance(prompt, str):
@@ -416,10 +471,16 @@ class Session:
             max_tokens: the most tokens of the answer.
 
         Raises:
+            ContextFullError: the prompt is longer than the model takes.
             UsageError: more context was asked for than the model was trained for.
             BackendError: no context of this size could be made.
         """
+        self._check_open()
         limit = self.target.max_ctx
+        if num_prompt >= limit:
+            raise ContextFullError(
+                f"the prompt has {num_prompt} tokens, the model takes {limit}", "use a shorter prompt"
+            )
         wanted = self.options.num_ctx or min(num_prompt + max_tokens, limit)
         if wanted > limit:
             raise UsageError(f"--ctx {wanted} is more than the model was trained for ({limit})", f"use `--ctx {limit}`")
@@ -427,23 +488,45 @@ class Session:
             return self._contexts
         self._close_contexts()
         target = self._open(self.target, wanted)
-        try:
-            model = self.draft_model
-            draft = None if model is None else self._open(model, min(wanted, model.max_ctx))
-        except BaseException:
-            target.close()
-            raise
+        model = self.draft_model
+        draft = None if model is None else self._open(model, min(wanted, model.max_ctx))
         self._contexts = target, draft
         return target, draft
 
     def _open(self, model: LanguageModel, num_ctx: int) -> Context:
-        return model.open_context(ContextOptions(num_ctx, self.options.threads, self.options.kv_type))
+        context = model.open_context(ContextOptions(num_ctx, self.options.threads, self.options.kv_type))
+        self._owned.append(context)
+        return context
 
     def _close_contexts(self) -> None:
-        for context in self._contexts or ():
-            if context is not None:
-                context.close()
+        """Free the caches, unless an answer that is still being generated needs them: those go with the session."""
+        if self._num_streams == 0:
+            while self._owned:
+                self._owned.pop().close()
         self._contexts = None
+
+
+def _batch_noise(target: Context, tokens: Sequence[int], row: Logits) -> float:
+    """Root mean square change of a row when its last tokens are decoded in one batch."""
+    size = min(4, len(tokens) - 1)
+    if size < 1:
+        return 0.0
+    target.sync(tokens[:-size])
+    batched = target.score(Draft.chain(tokens[-size:]))[-1]
+    target.keep(range(size))
+    both = np.isfinite(row) & np.isfinite(batched)
+    return float(np.sqrt(np.mean((row[both] - batched[both]) ** 2, dtype=np.float64)))
+
+
+def _free(contexts: list[Context], models: list[LanguageModel]) -> None:
+    """Contexts first: they point into the models. Unmapping gigabytes takes a moment, so the models go side by side."""
+    while contexts:
+        contexts.pop().close()
+    threads = [threading.Thread(target=model.close) for model in models]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
 
 
 def with_seed(params: SamplingParams) -> SamplingParams:

@@ -119,6 +119,11 @@ class Stats:
         return {"draft": self.draft_s / whole, "verify": self.verify_s / whole, "other": self.other_s / whole}
 
 
+_TINY_GAP = 0.01
+_MAX_DEVIATIONS = 6.0
+"""Two logits move independently, and the worst of hundreds of positions is the one that flips."""
+
+
 @dataclass(frozen=True, slots=True)
 class NearTie:
     """Where two greedy outputs part, and how close the target's two best tokens are there.
@@ -127,16 +132,24 @@ class NearTie:
         position: index of the first differing token in the answer.
         texts: both tokens as text, the target's best first.
         logits: their logits in plain decoding, same order.
+        noise: by how much (root mean square over the vocabulary) the logits change there when llama.cpp decodes the
+            last tokens as one batch, with other kernels, and not one by one; no speculation is involved.
     """
 
     position: int
     texts: tuple[str, str]
     logits: tuple[float, float]
+    noise: float = 0.0
 
     @property
     def gap(self) -> float:
         """Difference of the two logits."""
         return self.logits[0] - self.logits[1]
+
+    @property
+    def is_explained(self) -> bool:
+        """Whether the two kinds of decoding can disagree about a gap of this size."""
+        return self.gap <= max(_TINY_GAP, _MAX_DEVIATIONS * self.noise)
 
 
 @dataclass(frozen=True, slots=True)

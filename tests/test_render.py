@@ -541,7 +541,13 @@ class TestJson:
         assert set(comparison) == documented("Comparison")
         assert set(comparison["speculative"]) == set(comparison["baseline"]) == statistics
         assert comparison["speedup"] == 2.0
-        assert comparison["near_tie"] == {"position": 1, "texts": ["a", "b"], "logits": [1.5, 1.0], "gap": 0.5}
+        assert comparison["near_tie"] == {
+            "position": 1,
+            "texts": ["a", "b"],
+            "logits": [1.5, 1.0],
+            "gap": 0.5,
+            "noise": 0.0,
+        }
         assert set(comparison["near_tie"]) == documented("Near-tie")
 
     def test_all_numbers_of_stats_are_there(self) -> None:

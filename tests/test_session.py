@@ -196,7 +196,7 @@ def test_context_size_that_was_asked_for() -> None:
         result = session.generate("abc", sampling=GREEDY, max_tokens=100)
         assert (session.num_ctx, result.reason) == (20, "context")
         assert len(result.tokens) == 18
-        with pytest.raises(ContextFullError, match="20 tokens, the context holds 20"):
+        with pytest.raises(ContextFullError, match="20 tokens, which leaves no room in a context of 20"):
             session.generate("a" * 20)
         assert session.generate("abc", sampling=GREEDY, max_tokens=5).tokens == result.tokens[:5]
 

@@ -76,6 +76,7 @@ def invoke(arguments: list[str]) -> int:
     Returns:
         The exit code; every expected error was printed.
     """
+    arguments = _take_debug(arguments)
     try:
         result = app(args=arguments, prog_name="specdec", standalone_mode=False)
         code = result if isinstance(result, int) else ExitCode.OK
@@ -94,10 +95,22 @@ def invoke(arguments: list[str]) -> int:
         code = ExitCode.INTERRUPTED
     except _usage_error() as error:
         return _report_usage(error, arguments)
+    except OSError as error:
+        reason = error.strerror or str(error)
+        code = _report(f"{error.filename}: {reason}" if error.filename else f"cannot write the output: {reason}", "", 1)
     except Exception as error:
         hint = "run it again with `--debug` and report what that prints"
         code = _report(f"internal error: {type(error).__name__}: {error}", hint, ExitCode.FAILURE, error)
     return _close_stdout(code)
+
+
+def _take_debug(arguments: list[str]) -> list[str]:
+    """`--debug` counts wherever it stands in front of `--`: that is how the hint is followed."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    if "--debug" not in arguments[:end]:
+        return arguments
+    os.environ["SPECDEC_DEBUG"] = "1"
+    return [argument for argument in arguments[:end] if argument != "--debug"] + arguments[end:]
 
 
 def _usage_error() -> type[Any]:

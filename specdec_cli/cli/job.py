@@ -114,8 +114,15 @@ class Job:
             signal.signal(signal.SIGINT, signal.SIG_DFL)
             reason = "interrupted"
             stats.stop()
+            self._count_prefill(stats)
         renderer.end(stats, reason, comparison)
         return ExitCode.INTERRUPTED if reason == "interrupted" else ExitCode.OK
+
+    def _count_prefill(self, stats: Stats) -> None:
+        """What an interrupted reading of the prompt took: no event has told yet."""
+        stats.num_prompt_tokens = len(self.prompt)
+        if not stats.num_rounds:
+            stats.verify_s, stats.draft_s = self.session.decode_s
 
     def _stream(self, renderer: Renderer, stats: Stats) -> str:
         reason = ""

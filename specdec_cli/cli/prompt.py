@@ -8,6 +8,9 @@ from pathlib import Path
 
 from specdec_cli.errors import UsageError
 
+MAX_BYTES = 1 << 25
+"""More than any context holds; reading an endless stream must end."""
+
 _WAYS = 'try `specdec run "question"`, `specdec run -f FILE`, or `command | specdec run "question"`'
 
 
@@ -43,17 +46,20 @@ def _read_stdin(*, wanted: bool) -> str:
     if sys.stdin is None or sys.stdin.closed or (sys.stdin.isatty() and not wanted):
         return ""
     try:
-        return _decode(sys.stdin.buffer.read())
+        return _decode(sys.stdin.buffer.read(MAX_BYTES + 1))
     except OSError as error:
         raise UsageError(f"cannot read standard input: {error.strerror}") from None
 
 
 def _read_file(path: Path) -> str:
     try:
-        return _decode(path.read_bytes())
+        with path.open("rb") as stream:
+            return _decode(stream.read(MAX_BYTES + 1))
     except OSError as error:
         raise UsageError(f"cannot read `{path}`: {error.strerror}", "check the path given to `-f`") from None
 
 
 def _decode(data: bytes) -> str:
+    if len(data) > MAX_BYTES:
+        raise UsageError(f"the prompt has more than {MAX_BYTES >> 20} MiB", "give a part of it")
     return data.decode("utf-8-sig", "replace").replace("\r\n", "\n")

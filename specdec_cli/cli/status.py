@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Iterator
 from typing import TextIO
 
@@ -12,7 +13,7 @@ _ERASE_LINE = "\r\x1b[2K"
 @contextlib.contextmanager
 def status(stream: TextIO, text: str, *, quiet: bool) -> Iterator[None]:
     """Show `text` on a terminal until the block ends; nothing elsewhere."""
-    shown = not quiet and stream.isatty()
+    shown = not quiet and stream.isatty() and os.environ.get("TERM") != "dumb"
     if shown:
         stream.write(f"{text} …")
         stream.flush()

@@ -68,6 +68,7 @@ def _greedy_table(cases: list[GreedyCase]) -> Table:
         if tie is not None:
             best, other = (f"{text!r} {logit:.4f}" for text, logit in zip(tie.texts, tie.logits, strict=True))
             agreement = f"differs from token {tie.position}: {best}, {other}, gap {tie.gap:.2g}"
+            agreement += f"; batching moves logits by {tie.noise:.2g}"
         table.add_row(case.category, str(case.num_tokens), agreement, Text(*_verdict(case.passed)))
     return table
 
@@ -91,7 +92,13 @@ def _greedy_fields(case: GreedyCase) -> dict[str, Any]:
     tie = case.near_tie
     fields = {"category": case.category, "num_tokens": case.num_tokens, "passed": case.passed, "near_tie": None}
     if tie is not None:
-        shown = {"position": tie.position, "texts": list(tie.texts), "logits": list(tie.logits), "gap": tie.gap}
+        shown = {
+            "position": tie.position,
+            "texts": list(tie.texts),
+            "logits": list(tie.logits),
+            "gap": tie.gap,
+            "noise": tie.noise,
+        }
         return {**fields, "near_tie": shown}
     return fields
 

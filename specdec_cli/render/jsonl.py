@@ -109,7 +109,7 @@ def comparison_fields(comparison: Comparison) -> dict[str, object]:
 
 
 def _near_tie_fields(tie: NearTie) -> dict[str, object]:
-    return {"position": tie.position, "texts": tie.texts, "logits": tie.logits, "gap": tie.gap}
+    return {"position": tie.position, "texts": tie.texts, "logits": tie.logits, "gap": tie.gap, "noise": tie.noise}
 
 
 def _as_json(value: object) -> object:

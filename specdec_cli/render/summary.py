@@ -174,6 +174,7 @@ def _agreement(agree: bool, tie: NearTie | None, quote: Callable[[str], str]) ->
         _part("greedy outputs ", "differ", f" from position {tie.position}", "bold yellow"),
         Text(f"logits {best} and {other}"),
         _part("gap ", f"{tie.gap:.2g}"),
+        Text(f"batched decoding moves logits by {tie.noise:.2g} here"),
     ]
 
 
