@@ -39,12 +39,8 @@ def choose_models(pair: str | None, target: Path | None, draft: Path | None, *, 
 
     Raises:
         ModelMissingError: an unknown pair.
-        UsageError: two targets, or an empty path.
+        UsageError: two targets.
     """
-    if Path() in (target, draft):
-        raise UsageError(
-            "--target and --draft take the path of a file, not nothing", "leave the flag out for the pair's"
-        )
     if target is not None and pair is not None and pair.lower().endswith(".gguf"):
         raise UsageError(f"two targets are named: `{pair}` and `{target}`", "leave out `--pair`")
     # `-m` is the model file in llama.cpp's tools.

@@ -250,7 +250,7 @@ class TestOnFakes:
     def test_prompt_too_long(self, run: Run, pair: Pair) -> None:
         done = run(*GREEDY, "--ctx", "3", "abcd")
         assert (done.code, done.out) == (1, "")
-        assert_error(done.err, "4 tokens, the context holds 3", "--ctx")
+        assert_error(done.err, "4 tokens, which leaves no room in a context of 3", "--ctx")
         assert pair.target.is_closed
 
     @pytest.mark.parametrize("flags", [(), ("--no-draft",), ("-t", "0.8")])
@@ -547,7 +547,7 @@ BAD_MODELS = [
     (("--target", "future.gguf", "x"), 1, "has GGUF version 99", "update"),
     (("--target", ".", "x"), 1, "`.` is a directory", ".gguf"),
     (("--draft", "other.gguf", "x"), 4, "different kinds of tokenizer (token 0 is", "--no-draft"),
-    (("--ctx", "16", "x" * 200), 1, "the context holds 16", "--ctx"),
+    (("--ctx", "16", "x" * 200), 1, "in a context of 16", "--ctx"),
     (("--target", "bare.gguf", "--no-draft", "x"), 1, "no chat template", "--raw"),
 ]
 
