@@ -199,6 +199,8 @@ class Session:
                 draft_layers = options.draft_gpu_layers
                 draft_model = stack.enter_context(Model(draft, gpu_layers=draft_layers, use_extra_bufts=extra))
                 check_vocabularies(target_model, draft_model)
+            # Looked up over the whole vocabulary, once: now and not within the first answer.
+            _ = target_model.stop_tokens
             stack.pop_all()
         return cls(target_model, draft_model, options, verdict.warning if verdict.is_new else "")
 

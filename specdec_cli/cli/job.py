@@ -101,7 +101,11 @@ class Job:
         Raises:
             ContextFullError: the prompt does not fit.
         """
-        renderer, stats, comparison = view.renderer(), Stats(), None
+        renderer, comparison = view.renderer(), None
+        # The caches belong to the loading, not to the time of the answer.
+        self.session.prepare(len(self.prompt), self.max_tokens)
+        renderer.start(self._info())
+        stats = Stats()
         try:
             with interrupt.stop_on_sigint():
                 reason = self._stream(renderer, stats)
@@ -126,8 +130,6 @@ class Job:
 
     def _stream(self, renderer: Renderer, stats: Stats) -> str:
         reason = ""
-        self.session.prepare(len(self.prompt), self.max_tokens)
-        renderer.start(self._info())
         for event in self.session.stream(
             self.prompt, sampling=self.params, max_tokens=self.max_tokens, structure=self.structure
         ):
