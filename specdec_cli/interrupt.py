@@ -61,10 +61,11 @@ def abort_callback() -> tuple[int, int]:
 def stop_on_sigint() -> Iterator[None]:
     """While active, Ctrl-C ends a running decode or load call within milliseconds; KeyboardInterrupt follows.
 
-    Outside the main thread, where signals cannot be watched, and inside another such block it does nothing.
+    Outside the main thread, where signals cannot be watched, inside another such block, and in a background job, which
+    the shell started with SIGINT ignored, it does nothing.
     """
-    nested = signal.getsignal(signal.SIGINT) is _on_sigint
-    if nested or threading.current_thread() is not threading.main_thread():
+    nothing_to_do = signal.getsignal(signal.SIGINT) in (_on_sigint, signal.SIG_IGN)
+    if nothing_to_do or threading.current_thread() is not threading.main_thread():
         yield
         return
     clear_stop()

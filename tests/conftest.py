@@ -3,10 +3,14 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, Phase, settings
+
+# Where the tests run as a background job SIGINT is ignored, and every child would inherit that.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 COLOR_VARIABLES = (
     "NO_COLOR",

@@ -237,3 +237,15 @@ def test_process_stops_within_half_a_second() -> None:
         child.wait(timeout=10)
         assert time.monotonic() - began < 1.5
     assert child.returncode != 0
+
+
+def test_background_job_stays_deaf() -> None:
+    """The shell starts `command &` with SIGINT ignored: Ctrl-C is meant for the job in front."""
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with stop_on_sigint():
+            press_ctrl_c()
+            assert not stop_requested()
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, handler)
