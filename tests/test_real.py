@@ -30,8 +30,6 @@ pytestmark = pytest.mark.real
 _CACHE = paths.cache_dir()
 NUM_TOKENS = 32
 GREEDY = SamplingParams(temperature=0)
-NEAR_TIE_GAP = 0.05
-"""Batched and single decoding differ by less than this in the logits."""
 
 PROMPTS = {
     "code": "Write a Python function that merges two sorted lists into one.",
@@ -103,7 +101,8 @@ def test_greedy_answer_is_the_targets_own(session: Session, kind: str) -> None:
     tie = session.near_tie(prompt, drafted.tokens, plain.tokens)
     if tie is not None:
         print(f"{kind}: parts at {tie.position}: {tie.texts} with logits {tie.logits}")
-        assert tie.gap < NEAR_TIE_GAP
+        # Judged by what batched decoding alone does to the logits at that position, which depends on the CPU.
+        assert tie.is_explained
 
 
 def test_seed_repeats_a_sampled_answer(session: Session) -> None:

@@ -105,3 +105,11 @@ def test_speedup_is_the_ratio_of_the_rates() -> None:
 
 def test_gap_of_a_near_tie() -> None:
     assert NearTie(3, ("a", "b"), (21.5, 21.25)).gap == 0.25
+
+
+@pytest.mark.parametrize(
+    ("gap", "noise", "explained"),
+    [(0.0, 0.0, True), (0.009, 0.0, True), (0.02, 0.0, False), (0.17, 0.13, True), (0.5, 0.05, False)],
+)
+def test_a_near_tie_is_explained_by_what_batching_does(gap: float, noise: float, explained: bool) -> None:
+    assert NearTie(3, ("a", "b"), (1.0 + gap, 1.0), noise).is_explained is explained
