@@ -18,7 +18,9 @@ if TYPE_CHECKING:
 
 PromptsOption = Annotated[
     Path | None,
-    typer.Option("--prompts", metavar="FILE", help="JSON Lines with `category` and `turns`  [default: six built in]"),
+    typer.Option(
+        "--prompts", metavar="FILE", help="JSON Lines with `category` and `turns`", show_default="six built in"
+    ),
 ]
 LimitOption = Annotated[int | None, typer.Option("--limit", metavar="N", help="only the first N prompts")]
 

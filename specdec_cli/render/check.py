@@ -8,6 +8,7 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec_cli.check import Acceptance, CheckReport, FirstToken, GreedyCase
+from specdec_cli.render.jsonl import near_tie_fields
 from specdec_cli.render.terminal import ColorMode, make_console
 
 SCHEMA = 1
@@ -89,18 +90,8 @@ def _first_line(first: FirstToken) -> Text:
 
 
 def _greedy_fields(case: GreedyCase) -> dict[str, Any]:
-    tie = case.near_tie
-    fields = {"category": case.category, "num_tokens": case.num_tokens, "passed": case.passed, "near_tie": None}
-    if tie is not None:
-        shown = {
-            "position": tie.position,
-            "texts": list(tie.texts),
-            "logits": list(tie.logits),
-            "gap": tie.gap,
-            "noise": tie.noise,
-        }
-        return {**fields, "near_tie": shown}
-    return fields
+    tie = None if case.near_tie is None else near_tie_fields(case.near_tie)
+    return {"category": case.category, "num_tokens": case.num_tokens, "passed": case.passed, "near_tie": tie}
 
 
 def _acceptance_fields(part: Acceptance) -> dict[str, Any]:

@@ -104,11 +104,12 @@ def comparison_fields(comparison: Comparison) -> dict[str, object]:
         "baseline": stats_fields(comparison.baseline),
         "speedup": comparison.speedup,
         "agree": comparison.agree,
-        "near_tie": None if comparison.near_tie is None else _near_tie_fields(comparison.near_tie),
+        "near_tie": None if comparison.near_tie is None else near_tie_fields(comparison.near_tie),
     }
 
 
-def _near_tie_fields(tie: NearTie) -> dict[str, object]:
+def near_tie_fields(tie: NearTie) -> dict[str, object]:
+    """Where two greedy answers part."""
     return {"position": tie.position, "texts": tie.texts, "logits": tie.logits, "gap": tie.gap, "noise": tie.noise}
 
 
