@@ -62,7 +62,7 @@ class CachedContext(ABC):
         if not 0 < len(tokens) <= self._num_ctx:
             raise ValueError(f"{len(tokens)} tokens do not fit a context of {self._num_ctx}")
         # The last token is always decoded anew: its logits are what score() starts from.
-        self._truncate(min(_common_prefix(self._cached, tokens), len(tokens) - 1))
+        self._truncate(min(common_prefix(self._cached, tokens), len(tokens) - 1))
         pending = list(tokens[len(self._cached) :])
         while len(pending) > self._chunk:
             self._forward(pending[: self._chunk], EMPTY_DRAFT, rows=False)
@@ -159,7 +159,7 @@ class CachedContext(ABC):
         """Empty the cache."""
 
 
-def _common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
+def common_prefix(first: Sequence[int], second: Sequence[int]) -> int:
     """Length of the longest common prefix."""
     shorter = min(len(first), len(second))
     if list(first[:shorter]) == list(second[:shorter]):

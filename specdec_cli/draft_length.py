@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from specdec_cli.types import Round
+from specdec_cli.types import LengthPolicy, Round
 
 
 @dataclass(frozen=True, slots=True)
-class Fixed:
+class Fixed(LengthPolicy):
     """Up to `num_draft_tokens`, ended early by the first token below a confidence.
 
     Attributes:

@@ -113,13 +113,21 @@ class _Loop:
         draft_s, verify_s = self.drafter.decode_s, self.target.decode_s
         limit = min(self.end, self.target.num_ctx) - len(self.tokens)
         draft = self.drafter.propose(self.tokens, self.policy, limit)
+        proposed = time.perf_counter()
         self.target.sync(self.tokens)
         rows = self.target.score(draft)
 
         def target_at(node: int, accepted: list[int]) -> Distribution:
             return self.sampler.distribution(rows[node + 1], self.tokens, accepted)
 
-        verdict = verify(draft, target_at, self.rng, self.stop_tokens, self.on_trial)
+        outcomes: list[float] = []
+
+        def on_trial(target: Distribution, proposal: Distribution, accepted: bool) -> None:
+            outcomes.append(min(1.0, target.overlap(proposal)))
+            if self.on_trial is not None:
+                self.on_trial(target, proposal, accepted)
+
+        verdict = verify(draft, target_at, self.rng, self.stop_tokens, on_trial)
         self.target.keep(verdict.path)
         new = self._commit([draft.tokens[node] for node in verdict.path], verdict)
         record = Round(
@@ -130,6 +138,11 @@ class _Loop:
             draft_s=self.drafter.decode_s - draft_s,
             verify_s=self.target.decode_s - verify_s,
             total_s=time.perf_counter() - started,
+            propose_s=proposed - started,
+            drafters=draft.drafters,
+            confidences=draft.confidences,
+            outcomes=tuple(outcomes),
+            decision=self.policy.decision,
         )
         self.num_rounds += 1
         yield from new

@@ -30,12 +30,14 @@ class Draft:
         probs: the distribution each token was **sampled** from, or None for a point mass (n-gram, greedy, top-k
             children). Attaching a distribution that a token was not sampled from makes the output biased.
         confidences: the drafter's own estimate in [0, 1] that each token is accepted, shape (n,).
+        drafters: names of the drafters that proposed each token, shape (n,), or empty when nobody asks.
     """
 
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     probs: tuple[Distribution | None, ...] = ()
     confidences: tuple[float, ...] = ()
+    drafters: tuple[str, ...] = ()
 
     @classmethod
     def chain(
@@ -43,14 +45,16 @@ class Draft:
         tokens: Sequence[int],
         probs: Sequence[Distribution | None] | None = None,
         confidences: Sequence[float] | None = None,
+        drafter: str = "",
     ) -> Draft:
-        """A draft in which each token follows the one before."""
+        """A draft in which each token follows the one before, all of them proposed by `drafter`."""
         num = len(tokens)
         return cls(
             tuple(tokens),
             tuple(range(-1, num - 1)),
             (None,) * num if probs is None else tuple(probs),
             (1.0,) * num if confidences is None else tuple(confidences),
+            (drafter,) * num if drafter else (),
         )
 
     def __len__(self) -> int:
@@ -242,6 +246,31 @@ class Token:
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """Why a draft got its length: the numbers that the cost rule compared when it stopped.
+
+    Attributes:
+        reason: "cost": one more token did not pay; "off": drafting does not pay now; "probe": it did not pay, and was
+            tried to see whether that is still so; "fixed": the length was given; "end": nothing more to propose, or
+            no room for it.
+        reach: probability that all drafted tokens are accepted (A); 1.0 without any.
+        acceptance: expected acceptance of one more token.
+        rate: tokens per second that time is worth (R).
+        step_s: seconds of one more draft step (d).
+        pass_s: seconds of the target's pass over the draft, t(n).
+        next_pass_s: the same with one more token, t(n + 1).
+    """
+
+    reason: Literal["cost", "off", "probe", "fixed", "end"]
+    reach: float
+    acceptance: float
+    rate: float
+    step_s: float
+    pass_s: float
+    next_pass_s: float
+
+
+@dataclass(frozen=True, slots=True)
 class Round:
     """One draft-verify cycle, reported after its tokens.
 
@@ -253,6 +282,12 @@ class Round:
         draft_s: seconds inside the draft model's decode calls.
         verify_s: seconds inside the target's decode calls.
         total_s: seconds of the whole round.
+        propose_s: seconds that proposing took, decode calls and sampling.
+        drafters: names of the drafters that proposed each draft token.
+        confidences: the drafters' estimates that each draft token is accepted.
+        outcomes: for each draft token that was tried, in order, the overlap of target and draft distribution there:
+            the probability of its acceptance; 1.0 or 0.0 for a greedy target.
+        decision: why the draft got its length; None when the policy does not tell.
     """
 
     index: int
@@ -262,6 +297,11 @@ class Round:
     draft_s: float
     verify_s: float
     total_s: float
+    propose_s: float = 0.0
+    drafters: tuple[str, ...] = ()
+    confidences: tuple[float, ...] = ()
+    outcomes: tuple[float, ...] = ()
+    decision: Decision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,6 +364,10 @@ class Context(Protocol):
     def decode_s(self) -> float:
         """Seconds spent in decode calls so far."""
 
+    @property
+    def num_decoded(self) -> int:
+        """Tokens given to decode calls so far."""
+
     def sync(self, tokens: Sequence[int]) -> None:
         """Make the cache hold exactly `tokens`; the last part may be decoded with the next `score`."""
 
@@ -385,7 +429,10 @@ class LanguageModel(Protocol):
 
 
 class LengthPolicy(Protocol):
-    """Decides how long a draft gets; learns from each round."""
+    """Decides how long a draft gets; learns from each round.
+
+    A class that derives from this protocol needs only the first three methods.
+    """
 
     def draft_more(self, confidences: Sequence[float]) -> bool:
         """Whether to draft one more token after those with these confidences (none yet: whether to draft at all)."""
@@ -395,6 +442,40 @@ class LengthPolicy(Protocol):
 
     def learn(self, record: Round) -> None:
         """Take a finished round into account."""
+
+    def of(self, drafter: str, num_behind: int = 1) -> LengthPolicy:
+        """The policy for one drafter in this round.
+
+        Args:
+            drafter: its name.
+            num_behind: tokens that it has to read before its first proposal.
+        """
+        del drafter, num_behind
+        return self
+
+    def best_length(self, confidences: Sequence[float]) -> int:
+        """How many tokens to score of a chain that is ready and cost nothing; only for point masses."""
+        num = 0
+        while num < len(confidences) and self.draft_more(confidences[:num]) and self.keep_last(confidences[: num + 1]):
+            num += 1
+        return num
+
+    def gain(self, confidences: Sequence[float] | None = None) -> float:
+        """Tokens a round is expected to be worth more than plain decoding, the time it takes counted as tokens.
+
+        Args:
+            confidences: of a chain that is ready; None before anything is drafted.
+        """
+        return math.fsum(confidences or ()) if confidences is not None else 1.0
+
+    def spent(self, num_tokens: int, seconds: float) -> None:
+        """Take a draft step into account: tokens decoded by it, and how long it took."""
+        del num_tokens, seconds
+
+    @property
+    def decision(self) -> Decision | None:
+        """Why the last draft got its length."""
+        return None
 
 
 class Drafter(Protocol):

@@ -425,7 +425,7 @@ def random_tree(seed: int, num_vocab: int) -> Callable[[Sequence[int], int], Dra
     return script
 
 
-class RandomPolicy:
+class RandomPolicy(LengthPolicy):
     """Draws its decisions, and learns nothing."""
 
     def __init__(self, seed: int, chance: float = 0.7) -> None:

@@ -247,7 +247,7 @@ MUTANTS = (
     Mutant(
         "sync trusts its length",
         "context.py",
-        "min(_common_prefix(self._cached, tokens), len(tokens) - 1)",
+        "min(common_prefix(self._cached, tokens), len(tokens) - 1)",
         "min(len(self._cached), len(tokens) - 1)",
         ("context",),
     ),

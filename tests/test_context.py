@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 from lossless import random_tree
 
-from specdec_cli.context import CachedContext, _common_prefix
+from specdec_cli.context import CachedContext, common_prefix
 from specdec_cli.errors import BackendError
 from specdec_cli.testing import FakeContext
 from specdec_cli.types import EMPTY_DRAFT, Draft, Logits
@@ -152,7 +152,7 @@ def test_sync_decodes_only_what_differs(first: list[int], second: list[int], chu
         held, before = list(context.tokens), context.num_decoded
         context.sync(tokens)
         check_rows(context, tokens, EMPTY_DRAFT, context.score())
-        shared = min(_common_prefix(held, tokens), len(tokens) - 1)
+        shared = min(common_prefix(held, tokens), len(tokens) - 1)
         if not can_forget and shared < len(held):
             shared = 0
         assert context.num_decoded - before == len(tokens) - shared
@@ -270,7 +270,7 @@ def test_keep_of_a_tree_path() -> None:
 
 @given(tokens_lists, tokens_lists)
 def test_common_prefix(first: list[int], second: list[int]) -> None:
-    length = _common_prefix(first, second)
+    length = common_prefix(first, second)
     assert first[:length] == second[:length]
     assert first[length : length + 1] != second[length : length + 1] or length in (len(first), len(second))
 

@@ -84,7 +84,7 @@ def test_a_single_candidate_needs_no_random_number() -> None:
     assert draft.tokens == propose(GREEDY, None, Fixed(2)).tokens
 
 
-class Recording:
+class Recording(LengthPolicy):
     """Says no at a given call; remembers what it was asked."""
 
     def __init__(self, num_kept: int) -> None:

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Collection, Sequence
 
 import numpy as np
 
+from specdec_cli.context import common_prefix
 from specdec_cli.distribution import Distribution
 from specdec_cli.sampling import Sampler, top_probability
 from specdec_cli.types import Context, Draft, LengthPolicy, Logits
+
+NAME = "model"
 
 
 class ModelDrafter:
@@ -36,6 +40,7 @@ class ModelDrafter:
 
     def propose(self, tokens: Sequence[int], policy: LengthPolicy, limit: int) -> Draft:
         """A chain of sampled tokens (greedy ones at temperature 0) with the distributions they were drawn from."""
+        policy = policy.of(NAME, self.num_behind(tokens))
         prefix = list(tokens)
         drafted: list[int] = []
         probs: list[Distribution | None] = []
@@ -43,9 +48,11 @@ class ModelDrafter:
         # The draft model decodes the prefix of the token it drafts, so that has to fit its cache.
         limit = min(limit, self._context.num_ctx - len(tokens) + 1)
         while len(drafted) < limit and policy.draft_more(confidences):
+            started, num_decoded = time.perf_counter(), self._context.num_decoded
             row, proposal = self._next(prefix, drafted)
             # The decision must not look at the sampled token: dropping unlikely ones would bias the output.
             confidence = top_probability(row) if proposal.is_point else float(proposal.probs.max())
+            policy.spent(self._context.num_decoded - num_decoded, time.perf_counter() - started)
             if not policy.keep_last([*confidences, confidence]):
                 break
             token = proposal.sample(self._rng)
@@ -55,7 +62,11 @@ class ModelDrafter:
             prefix.append(token)
             if token in self._stop_tokens:
                 break
-        return Draft.chain(drafted, probs, confidences)
+        return Draft.chain(drafted, probs, confidences, NAME)
+
+    def num_behind(self, tokens: Sequence[int]) -> int:
+        """Tokens that the draft model decodes for its first proposal."""
+        return max(1, len(tokens) - common_prefix(self._context.tokens, tokens))
 
     def _next(self, prefix: Sequence[int], drafted: Sequence[int]) -> tuple[Logits, Distribution]:
         self._context.sync(prefix)
