@@ -1,11 +1,21 @@
-"""How long a draft gets."""
+"""How long a draft gets: a fixed length, or the cost rule with what was measured on this machine.
+
+A round that drafts K tokens costs K d + t(K + 1) and yields 1 + accepted tokens. The rate E[tokens] / E[time] is largest
+when every round maximizes E[tokens] - R E[time], with R that best rate itself (renewal-reward; Dinkelbach 1967).
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 
-from specdec_cli.types import LengthPolicy, Round
+import numpy as np
+
+from specdec_cli.acceptance import Acceptance
+from specdec_cli.cost import CostModel, Timing
+from specdec_cli.distribution import Floats
+from specdec_cli.types import Decision, LengthPolicy, Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,3 +40,259 @@ class Fixed(LengthPolicy):
 
     def learn(self, record: Round) -> None:
         """Nothing to learn: the length is fixed."""
+
+
+_HORIZON = 16
+"""Draft tokens that the look-ahead tells apart; longer drafts continue as the last of them."""
+
+_STEP = 0.06
+_NUM_REACHES = 60
+"""Grid of the look-ahead: probabilities exp(-0.06 i) that the whole draft so far is accepted."""
+
+_REFRESH_EVERY = 3
+_RATE_GAIN = 1 / 24
+_INVESTMENT_ROUNDS = 64.0
+"""Reading what a draft model missed is paid back over so many rounds at most."""
+
+_PROBE_SHARE = 0.012
+_FIRST_ALLOWANCE = 2.0
+_MAX_ALLOWANCE = 4.0
+"""Probing may lose this share of the time; the allowances are in target passes."""
+
+_MIN_GAP, _MAX_GAP = 8, 64
+
+
+class CostRule(LengthPolicy):
+    """Drafts while one more token is worth its time, and not at all where drafting does not pay.
+
+    Args:
+        costs: d and t(n); kept up to date with every round.
+        acceptances: by drafter, what its confidence is worth; kept up to date too.
+        max_draft_tokens: the longest draft.
+    """
+
+    def __init__(self, costs: CostModel, acceptances: Mapping[str, Acceptance], max_draft_tokens: int = 64) -> None:
+        self._costs = costs
+        self._acceptances = acceptances
+        self._max_draft_tokens = max_draft_tokens
+        self._num_tokens = self._seconds = 0.0
+        self._allowance = _FIRST_ALLOWANCE * costs.target(1)
+        self._gap, self._num_off = _MIN_GAP, 0
+        self._lookaheads: dict[str, tuple[int, _Lookahead]] = {}
+        self._num_rounds = 0
+        self._turn: _Turn | None = None
+
+    @property
+    def rate(self) -> float:
+        """R: what time is worth, in tokens per second; the recent rate, but never below plain decoding's."""
+        plain = 1.0 / self._costs.target(1)
+        return max(plain, self._num_tokens / self._seconds) if self._seconds > 0 else plain
+
+    def of(self, drafter: str, num_behind: int, limit: int) -> _Turn:
+        """The rule for one drafter in this round."""
+        acceptance = self._acceptances[drafter]
+        self._turn = _Turn(self, drafter, num_behind, min(limit, self._max_draft_tokens), acceptance)
+        return self._turn
+
+    def draft_more(self, confidences: Sequence[float]) -> bool:
+        """Only drafters know what they cost."""
+        raise NotImplementedError("ask `of(drafter)`")
+
+    def keep_last(self, confidences: Sequence[float]) -> bool:
+        """Only drafters know what they cost."""
+        raise NotImplementedError("ask `of(drafter)`")
+
+    @property
+    def decision(self) -> Decision | None:
+        """The numbers behind the last draft's length."""
+        return self._turn.decision if self._turn else None
+
+    def learn(self, record: Round) -> None:
+        """Take times and outcomes of a finished round into account."""
+        target = self._costs.target
+        for drafter, confidence, outcome in zip(record.drafters, record.confidences, record.outcomes, strict=False):
+            if drafter in self._acceptances:
+                self._acceptances[drafter].learn(confidence, outcome)
+        self._num_rounds += 1
+        if record.index == 0:
+            # It has read the prompt; its time says nothing about a round.
+            return
+        target.learn(1 + record.num_drafted, record.total_s - record.propose_s)
+        self._num_tokens += _RATE_GAIN * (record.num_tokens - self._num_tokens)
+        self._seconds += _RATE_GAIN * (record.total_s - self._seconds)
+        self._settle(record)
+        self._turn = None
+
+    def _settle(self, record: Round) -> None:
+        """Book what probing cost, and choose the time of the next probe."""
+        plain_s = self._costs.target(1)
+        self._allowance = min(self._allowance + _PROBE_SHARE * record.total_s, _MAX_ALLOWANCE * plain_s)
+        turn = self._turn
+        if turn is None or not turn.num_steps:
+            self._num_off += 1
+            return
+        self._num_off = 0
+        if not turn.is_probe:
+            self._gap = _MIN_GAP
+            return
+        lost = record.total_s - record.num_tokens * plain_s
+        self._allowance -= max(0.0, lost)
+        self._gap = 1 if turn.was_worth_it else min(max(_MIN_GAP, 2 * self._gap), _MAX_GAP)
+
+    def may_probe(self, seconds: float) -> bool:
+        """Whether the last probe is long enough ago, and another one of so many seconds is within the allowance."""
+        return self._num_off + 1 >= self._gap and seconds <= self._allowance
+
+    def lookahead(self, drafter: str) -> _Lookahead:
+        """What going on is worth for this drafter, at most a few rounds old."""
+        made, lookahead = self._lookaheads.get(drafter, (-_REFRESH_EVERY, None))
+        if lookahead is None or self._num_rounds - made >= _REFRESH_EVERY:
+            step_s = self._costs.step_s(drafter)
+            lookahead = _Lookahead.build(self._acceptances[drafter], step_s, self._costs.target, self.rate)
+            self._lookaheads[drafter] = self._num_rounds, lookahead
+        return lookahead
+
+    @property
+    def costs(self) -> CostModel:
+        """d and t(n)."""
+        return self._costs
+
+
+@dataclass(slots=True)
+class _Turn(LengthPolicy):
+    """The rule as one drafter sees it in one round."""
+
+    rule: CostRule
+    drafter: str
+    num_behind: int
+    limit: int
+    acceptance: Acceptance
+    reach: float = 1.0
+    num_kept: int = 0
+    num_steps: int = 0
+    is_probe: bool = False
+    was_worth_it: bool = False
+    reason: str = "off"
+    _step_s: float = field(default=0.0)
+
+    def draft_more(self, confidences: Sequence[float]) -> bool:
+        """Whether the expected gain of going on is positive; in the beginning also to see whether it has become so."""
+        if len(confidences) >= self.limit:
+            self.reason = "end"
+            return False
+        self.reason = "cost" if confidences else "off"
+        if confidences:
+            return self.rule.lookahead(self.drafter).more(len(confidences), self.reach) > 0
+        if self.gain() > 0:
+            return True
+        self.is_probe = self.rule.may_probe(self.rule.costs.step_s(self.drafter, self.num_behind))
+        return self.is_probe
+
+    def keep_last(self, confidences: Sequence[float]) -> bool:
+        """Whether scoring it, and going on from there if that pays, is worth the target's time."""
+        self.acceptance.see(confidences[-1])
+        reach = self.reach * self.acceptance.estimate(confidences[-1])
+        lookahead, num = self.rule.lookahead(self.drafter), len(confidences)
+        worth = reach - lookahead.pass_cost(num) + max(0.0, lookahead.more(num, reach))
+        self.reason = "cost"
+        if worth < 0:
+            return False
+        self.reach, self.num_kept = reach, num
+        # Known before the token is scored, so that luck does not decide about the next probe.
+        self.was_worth_it = self.was_worth_it or num >= 1
+        return True
+
+    def best_length(self, confidences: Sequence[float]) -> int:
+        """The prefix with the largest expected gain; the tokens are there already."""
+        values, reaches = self._ready(confidences)
+        best = int(values.argmax())
+        self.reach, self.num_kept = float(reaches[best]), best
+        self.reason = "cost" if best < len(confidences) else "end"
+        return best
+
+    def gain(self, confidences: Sequence[float] | None = None) -> float:
+        """Expected tokens of the round beyond plain decoding's, its time taken off at the rate R."""
+        if confidences is not None:
+            return float(self._ready(confidences)[0].max())
+        costs, rate = self.rule.costs, self.rule.rate
+        step_s = costs.step_s(self.drafter)
+        missed_s = costs.step_s(self.drafter, self.num_behind) - step_s
+        return self.rule.lookahead(self.drafter).more(0, 1.0) - rate * missed_s / _INVESTMENT_ROUNDS
+
+    def observe(self, confidence: float, outcome: float) -> None:
+        """Learned at no cost: the target said it anyway."""
+        self.acceptance.learn(confidence, outcome)
+
+    def spent(self, num_tokens: int, seconds: float) -> None:
+        """A draft step took so long."""
+        self.num_steps += 1
+        drafts = self.rule.costs.drafts
+        if self.drafter in drafts:
+            drafts[self.drafter].learn(num_tokens, seconds)
+        else:
+            drafts[self.drafter] = Timing({num_tokens: seconds})
+
+    def learn(self, record: Round) -> None:
+        """The rule learns, not one drafter's view of it."""
+        self.rule.learn(record)
+
+    @property
+    def decision(self) -> Decision:
+        """The numbers that were compared last."""
+        target, num = self.rule.costs.target, self.num_kept
+        reason = "probe" if self.is_probe else self.reason
+        return Decision(
+            reason, self.reach, self.acceptance.mean, self.rule.rate, self.rule.costs.step_s(self.drafter),
+            target(num + 1), target(num + 2),
+        )  # type: ignore[arg-type]  # fmt: skip
+
+    def _ready(self, confidences: Sequence[float]) -> tuple[Floats, Floats]:
+        """Gain and reach of each prefix of a ready chain, shape (1 + len(confidences),); the first is nothing."""
+        shown = confidences[: self.limit]
+        reaches = np.cumprod([1.0, *(self.acceptance.estimate(c) for c in shown)])
+        table = self.rule.costs.target.table
+        tokens = np.cumsum(reaches) - 1.0
+        return tokens - self.rule.rate * (table[: len(shown) + 1] - table[0]), reaches
+
+
+@dataclass(frozen=True, slots=True)
+class _Lookahead:
+    """Expected gain, in tokens, of drafting on: dynamic programming over draft length and reach.
+
+    Attributes:
+        gains: gain of one more step and the best that follows, by length and reach, shape (_HORIZON, _NUM_REACHES).
+        pass_costs: the target's additional time for token 1, 2, ..., in tokens, shape (_HORIZON,).
+    """
+
+    gains: Floats
+    pass_costs: Floats
+
+    @classmethod
+    def build(cls, acceptance: Acceptance, step_s: float, target: Timing, rate: float) -> _Lookahead:
+        """From the end backwards: V(n) = max(0, E[max(0, reach' - cost(n+1) + V(n+1))] - R d)."""
+        pass_costs = rate * np.diff(target.table[: _HORIZON + 1])
+        shares, estimates = acceptance.shares, np.clip(acceptance.estimates, 1e-6, 1.0)
+        reaches = np.exp(-_STEP * np.arange(_NUM_REACHES))
+        places = np.arange(_NUM_REACHES)[:, None] - np.log(estimates)[None, :] / _STEP
+        low = np.minimum(places.astype(np.intp), _NUM_REACHES)
+        part = places - low
+        reached = reaches[:, None] * estimates[None, :]
+        gains = np.zeros((_HORIZON, _NUM_REACHES))
+        value = np.zeros(_NUM_REACHES + 2)
+        for num in range(_HORIZON - 1, -1, -1):
+            after = value[low] + np.clip(part, 0, 1) * (value[low + 1] - value[low])
+            gains[num] = np.maximum(0.0, reached - pass_costs[num] + after) @ shares - rate * step_s
+            value[:_NUM_REACHES] = np.maximum(0.0, gains[num])
+        return cls(gains, pass_costs)
+
+    def more(self, num: int, reach: float) -> float:
+        """Gain of drafting token num + 1 after `num` tokens that are all accepted with probability `reach`."""
+        place = -math.log(max(reach, 1e-9)) / _STEP
+        if place >= _NUM_REACHES - 1:
+            return -1.0
+        row, low = self.gains[min(num, _HORIZON - 1)], int(place)
+        return float(row[low] + (place - low) * (row[low + 1] - row[low]))
+
+    def pass_cost(self, num: int) -> float:
+        """The target's additional time, in tokens, for draft token `num`, from 1."""
+        return float(self.pass_costs[min(num, _HORIZON) - 1])

@@ -17,13 +17,10 @@ import psutil
 from specdec_cli import interrupt
 from specdec_cli.context import CachedContext
 from specdec_cli.errors import BackendError, IncompatibleModelsError, ModelLoadError
-from specdec_cli.types import ContextOptions, Draft, Logits
+from specdec_cli.types import MAX_DRAFT_TOKENS, ContextOptions, Draft, Logits
 
 CHUNK = 512
 """Tokens of one decode call while a prompt is read."""
-
-MAX_DRAFT_TOKENS = 64
-"""The largest draft, in nodes, that a context scores: it bounds the logits buffer."""
 
 KV_TYPES = {
     "f32": llama_cpp.GGML_TYPE_F32,

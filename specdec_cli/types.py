@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -211,7 +211,7 @@ _RANGES: dict[str, tuple[float, float, str]] = {
 }
 
 
-def _require(name: str, value: float, holds: bool, allowed: str) -> None:
+def _require(name: str, value: object, holds: bool, allowed: str) -> None:
     if not holds:
         hint = f"see `specdec run --help` for `--{name.split()[0]}`"
         raise UsageError(f"{name} must be {allowed}, not {value}", hint)
@@ -221,6 +221,49 @@ def _window(last_n: int, *, off: bool) -> int | None:
     if off:
         return 0
     return None if last_n < 0 else last_n
+
+
+DrafterName = Literal["auto", "model", "ngram", "none"]
+MAX_DRAFT_TOKENS = 64
+"""The largest draft, in nodes, that a context scores: it bounds the logits buffer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """What proposes tokens, and how many.
+
+    Attributes:
+        drafter: "model", "ngram", "auto" for whichever is worth more in a round, "none" for plain decoding.
+        num_draft_tokens: the most draft tokens of a round; None is what pays by the measured costs; 0 is plain decoding.
+        min_confidence: with a number of tokens, a token drafted with less ends the draft.
+
+    Raises:
+        UsageError: a value outside its range.
+    """
+
+    drafter: DrafterName = "auto"
+    num_draft_tokens: int | None = None
+    min_confidence: float = 0.5
+
+    def __post_init__(self) -> None:
+        names = get_args(DrafterName)
+        _require("drafter", self.drafter, self.drafter in names, f"one of {', '.join(names)}")
+        num, allowed = self.num_draft_tokens, f"from 0 to {MAX_DRAFT_TOKENS}, or auto"
+        _require("draft-tokens", num, num is None or 0 <= num <= MAX_DRAFT_TOKENS, allowed)
+        _require("draft-confidence", self.min_confidence, 0 <= self.min_confidence <= 1, "from 0 to 1")
+
+    @property
+    def is_off(self) -> bool:
+        """Whether this is plain decoding."""
+        return self.drafter == "none" or self.num_draft_tokens == 0
+
+    @property
+    def uses_model(self) -> bool:
+        """Whether a draft model has a part in it."""
+        return self.drafter in {"auto", "model"} and not self.is_off
+
+
+PLAIN_DECODING = Drafting("none")
 
 
 class Constraint(Protocol):
@@ -443,14 +486,15 @@ class LengthPolicy(Protocol):
     def learn(self, record: Round) -> None:
         """Take a finished round into account."""
 
-    def of(self, drafter: str, num_behind: int = 1) -> LengthPolicy:
+    def of(self, drafter: str, num_behind: int, limit: int) -> LengthPolicy:
         """The policy for one drafter in this round.
 
         Args:
             drafter: its name.
-            num_behind: tokens that it has to read before its first proposal.
+            num_behind: tokens that it has to read for its first proposal.
+            limit: the most tokens it may propose.
         """
-        del drafter, num_behind
+        del drafter, num_behind, limit
         return self
 
     def best_length(self, confidences: Sequence[float]) -> int:
@@ -467,6 +511,10 @@ class LengthPolicy(Protocol):
             confidences: of a chain that is ready; None before anything is drafted.
         """
         return math.fsum(confidences or ()) if confidences is not None else 1.0
+
+    def observe(self, confidence: float, outcome: float) -> None:
+        """Take a proposal into account that was not scored, but whose outcome is known all the same."""
+        del confidence, outcome
 
     def spent(self, num_tokens: int, seconds: float) -> None:
         """Take a draft step into account: tokens decoded by it, and how long it took."""

@@ -40,13 +40,13 @@ class ModelDrafter:
 
     def propose(self, tokens: Sequence[int], policy: LengthPolicy, limit: int) -> Draft:
         """A chain of sampled tokens (greedy ones at temperature 0) with the distributions they were drawn from."""
-        policy = policy.of(NAME, self.num_behind(tokens))
         prefix = list(tokens)
         drafted: list[int] = []
         probs: list[Distribution | None] = []
         confidences: list[float] = []
         # The draft model decodes the prefix of the token it drafts, so that has to fit its cache.
         limit = min(limit, self._context.num_ctx - len(tokens) + 1)
+        policy = policy.of(NAME, self.num_behind(tokens), limit)
         while len(drafted) < limit and policy.draft_more(confidences):
             started, num_decoded = time.perf_counter(), self._context.num_decoded
             row, proposal = self._next(prefix, drafted)

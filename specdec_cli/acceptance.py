@@ -1,0 +1,83 @@
+"""What a drafter's confidence is worth: the probability that the target accepts, learned as rounds go by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+
+from specdec_cli.distribution import Floats
+
+EDGES = np.array([0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.88, 0.94, 0.97, 0.99])
+"""Borders of the confidence buckets: finer where long drafts are decided."""
+
+NUM_BUCKETS = EDGES.size + 1
+_CENTERS = np.array([0.05, *((EDGES[1:] + EDGES[:-1]) / 2), 0.997])
+
+_PRIOR_WEIGHT = 8.0
+_KEEP_OUTCOME = 0.99
+_KEEP_SEEN = 0.97
+
+
+def model_prior(confidence: Floats) -> Floats:
+    """Acceptance of a draft model's token by its top probability, before anything was seen."""
+    return np.asarray(0.15 + 0.83 * confidence)
+
+
+def match_prior(confidence: Floats) -> Floats:
+    """Acceptance of an n-gram continuation by its confidence, before anything was seen."""
+    return np.asarray(0.05 + 0.85 * confidence)
+
+
+class Acceptance:
+    """Counts of one drafter, by confidence, older ones fading.
+
+    Args:
+        prior: confidences, shape (n,) -> their acceptance as far as known beforehand.
+    """
+
+    def __init__(self, prior: Callable[[Floats], Floats]) -> None:
+        self._tried = np.full(NUM_BUCKETS, _PRIOR_WEIGHT)
+        self._accepted = _PRIOR_WEIGHT * prior(_CENTERS)
+        self._prior = self._accepted / self._tried
+        # A flat start: as if a few of each kind had been seen.
+        self.seen: Floats = np.full(NUM_BUCKETS, 0.25) + 6.0 * (np.arange(NUM_BUCKETS) == NUM_BUCKETS - 1) * 0.5
+
+    def estimate(self, confidence: float) -> float:
+        """Probability that a token of this confidence is accepted."""
+        bucket = self.bucket(confidence)
+        return float(self._accepted[bucket] / self._tried[bucket])
+
+    @property
+    def estimates(self) -> Floats:
+        """The same for every bucket, shape (NUM_BUCKETS,)."""
+        return self._accepted / self._tried
+
+    @property
+    def shares(self) -> Floats:
+        """How often each bucket was seen of late, shape (NUM_BUCKETS,), sum 1."""
+        return np.asarray(self.seen / self.seen.sum())
+
+    @property
+    def mean(self) -> float:
+        """Expected acceptance of a token about which nothing is known yet."""
+        return float(self.shares @ self.estimates)
+
+    def see(self, confidence: float) -> None:
+        """A token of this confidence came up, whether it was scored or not."""
+        self.seen *= _KEEP_SEEN
+        self.seen[self.bucket(confidence)] += 1.0
+
+    def learn(self, confidence: float, outcome: float) -> None:
+        """A token of this confidence was tried; `outcome` in [0, 1] is its probability of acceptance, or 0 or 1."""
+        bucket = self.bucket(confidence)
+        # What fades is what was counted, down to the prior.
+        fade = 1.0 - _KEEP_OUTCOME
+        self._tried[bucket] += 1.0 - fade * (self._tried[bucket] - _PRIOR_WEIGHT)
+        counted = self._accepted[bucket] - _PRIOR_WEIGHT * self._prior[bucket]
+        self._accepted[bucket] += outcome - fade * counted
+
+    @staticmethod
+    def bucket(confidence: float) -> int:
+        """Index of the bucket of a confidence."""
+        return int(EDGES.searchsorted(confidence, side="right"))

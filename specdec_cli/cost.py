@@ -1,0 +1,87 @@
+"""What a pass over n tokens costs on this machine: learned from measured passes, robust to outliers and slow drift."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from specdec_cli.distribution import Floats
+
+MAX_TABULATED = 65
+"""A target pass over the largest draft."""
+
+_KNOTS = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 65, 128, 512], dtype=np.float64)
+_GROWTH, _EXPONENT = 0.45, 0.5
+"""Shape of t(n) / t(1) = 1 + 0.45 (n - 1)^0.5 while nothing else is known: a CPU's, measured on 4-bit models."""
+
+_LEVEL_GAIN, _KNOT_GAIN, _MAX_STEP = 0.04, 0.12, 0.3
+_MIN_SECONDS = 1e-9
+
+
+class Timing:
+    """Seconds of a decode pass as a function of its number of tokens.
+
+    A table of a few sizes, interpolated; each observation moves the whole table a little, which follows a growing
+    context, and its own size more. An observation far off moves it no further than a moderate one: processes get
+    interrupted.
+
+    Args:
+        measured: number of tokens -> seconds, at least one entry with positive seconds; sizes between and beyond them
+            get the shape that is usual.
+    """
+
+    def __init__(self, measured: Mapping[int, float]) -> None:
+        sizes = sorted(measured)
+        factors = [max(measured[n], _MIN_SECONDS) / _usual(n) for n in sizes]
+        self._seconds = np.interp(_KNOTS, sizes, factors) * _usual(_KNOTS)
+        self._refresh()
+
+    def __call__(self, num_tokens: int) -> float:
+        """Seconds of a pass over so many tokens."""
+        if num_tokens <= MAX_TABULATED:
+            return float(self.table[max(1, num_tokens) - 1])
+        slope = (self._seconds[-1] - self._seconds[-2]) / (_KNOTS[-1] - _KNOTS[-2])
+        inside = float(np.interp(num_tokens, _KNOTS, self._seconds))
+        return inside + float(slope) * max(0.0, num_tokens - float(_KNOTS[-1]))
+
+    def learn(self, num_tokens: int, seconds: float) -> None:
+        """Take one pass into account."""
+        ratio = math.log(max(seconds, _MIN_SECONDS) / self(num_tokens))
+        step = min(max(ratio, -_MAX_STEP), _MAX_STEP)
+        nearness = np.maximum(0.0, 1.0 - np.abs(np.log2(_KNOTS / num_tokens)) * 2.0)
+        self._seconds *= np.exp((_LEVEL_GAIN + _KNOT_GAIN * nearness) * step)
+        self._refresh()
+
+    def as_dict(self) -> dict[int, float]:
+        """What `Timing` can be made from again."""
+        return {int(n): float(s) for n, s in zip(_KNOTS, self._seconds, strict=True)}
+
+    def _refresh(self) -> None:
+        # More tokens never take less time; noise must not promise that they do.
+        monotone = np.maximum.accumulate(self._seconds)
+        self.table: Floats = np.interp(np.arange(1, MAX_TABULATED + 1), _KNOTS, monotone)
+
+
+def _usual(num_tokens: Floats | int) -> Floats:
+    return np.asarray(1.0 + _GROWTH * (np.asarray(num_tokens, dtype=np.float64) - 1.0) ** _EXPONENT)
+
+
+@dataclass(slots=True)
+class CostModel:
+    """Times of one pair in one setting.
+
+    Attributes:
+        target: t(n), a round's time apart from proposing.
+        drafts: for each drafter that decodes, d as a function of the tokens that a step decodes.
+    """
+
+    target: Timing
+    drafts: dict[str, Timing] = field(default_factory=dict)
+
+    def step_s(self, drafter: str, num_tokens: int = 1) -> float:
+        """Seconds of a draft step; 0.0 for a drafter without a model."""
+        timing = self.drafts.get(drafter)
+        return timing(num_tokens) if timing else 0.0

@@ -1,0 +1,41 @@
+"""Whichever drafter is worth more in this round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from specdec_cli.drafters.model import ModelDrafter
+from specdec_cli.drafters.model import NAME as MODEL
+from specdec_cli.drafters.ngram import NAME as NGRAM
+from specdec_cli.drafters.ngram import NgramDrafter
+from specdec_cli.types import Draft, LengthPolicy
+
+
+class AutoDrafter:
+    """An n-gram draft, which costs nothing, when its expected gain is the larger one; else the draft model's.
+
+    Args:
+        ngram: the draft-free drafter.
+        model: the draft model's.
+    """
+
+    def __init__(self, ngram: NgramDrafter, model: ModelDrafter) -> None:
+        self._ngram = ngram
+        self._model = model
+
+    @property
+    def decode_s(self) -> float:
+        """Seconds spent in the draft model's decode calls so far."""
+        return self._model.decode_s
+
+    def propose(self, tokens: Sequence[int], policy: LengthPolicy, limit: int) -> Draft:
+        """A chain by one of the two."""
+        found = self._ngram.lookup(tokens, limit, policy)
+        model = policy.of(MODEL, self._model.num_behind(tokens), limit)
+        if len(found):
+            ngram = policy.of(NGRAM, 0, limit)
+            if ngram.gain(found.confidences) >= max(0.0, model.gain()):
+                length = ngram.best_length(found.confidences)
+                if length:
+                    return found.first(length)
+        return self._model.propose(tokens, policy, limit)
