@@ -51,7 +51,7 @@ class Acceptance:
     @property
     def estimates(self) -> Floats:
         """The same for every bucket, shape (NUM_BUCKETS,)."""
-        return self._accepted / self._tried
+        return np.asarray(self._accepted / self._tried)
 
     @property
     def shares(self) -> Floats:

@@ -20,7 +20,7 @@ from specdec_cli.prompts import Prompt
 from specdec_cli.sampling import Sampler
 from specdec_cli.session import Session
 from specdec_cli.stats import NearTie
-from specdec_cli.types import SamplingParams, Token
+from specdec_cli.types import PLAIN_DECODING, SamplingParams, Token
 
 ALPHA = 1e-3
 """Probability that a correct program fails the second or the third part."""
@@ -208,7 +208,7 @@ def _greedy_case(session: Session, prompt: Prompt, max_tokens: int) -> GreedyCas
     session.clear()
     drafted = session.generate(tokens, sampling=greedy, max_tokens=max_tokens).tokens
     session.clear()
-    plain = session.generate(tokens, sampling=greedy, max_tokens=max_tokens, baseline=True).tokens
+    plain = session.generate(tokens, sampling=greedy, max_tokens=max_tokens, drafting=PLAIN_DECODING).tokens
     return GreedyCase(prompt.category, len(plain), session.near_tie(tokens, drafted, plain, greedy))
 
 

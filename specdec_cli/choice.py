@@ -9,8 +9,6 @@ from specdec_cli.errors import UsageError
 from specdec_cli.registry import ModelSpec, load_registry
 from specdec_cli.sources import Progress, fetch
 
-DEFAULT_DRAFT_TOKENS = 5
-
 
 @dataclass(frozen=True, slots=True)
 class ModelChoice:
@@ -20,13 +18,13 @@ class ModelChoice:
         pair: the pair's name; None when the target was named by path.
         target: path of the target, or the model to have.
         draft: the same for the draft model; None for plain decoding.
-        num_draft_tokens: the pair's own setting, else the default.
+        num_draft_tokens: the pair's own setting; None is by measured costs.
     """
 
     pair: str | None
     target: Path | ModelSpec
     draft: Path | ModelSpec | None
-    num_draft_tokens: int
+    num_draft_tokens: int | None = None
 
     @property
     def name(self) -> str:
@@ -47,10 +45,10 @@ def choose_models(pair: str | None, target: Path | None, draft: Path | None, *, 
     if target is None and pair is not None and pair.lower().endswith(".gguf"):
         target, pair = Path(pair), None
     if target is not None and pair is None:
-        return ModelChoice(None, target, None if no_draft else draft, DEFAULT_DRAFT_TOKENS)
+        return ModelChoice(None, target, None if no_draft else draft)
     found = load_registry().pair(pair)
     chosen_draft = None if no_draft else draft or found.draft
-    return ModelChoice(found.name, target or found.target, chosen_draft, found.draft_tokens or DEFAULT_DRAFT_TOKENS)
+    return ModelChoice(found.name, target or found.target, chosen_draft, found.draft_tokens)
 
 
 def fetch_files(choice: ModelChoice, *, offline: bool, progress: Progress) -> tuple[Path, Path | None]:

@@ -1,21 +1,22 @@
 """How long a draft gets: a fixed length, or the cost rule with what was measured on this machine.
 
-A round that drafts K tokens costs K d + t(K + 1) and yields 1 + accepted tokens. The rate E[tokens] / E[time] is largest
-when every round maximizes E[tokens] - R E[time], with R that best rate itself (renewal-reward; Dinkelbach 1967).
+A round that drafts K tokens costs K d + t(K + 1) and yields 1 + accepted tokens. The rate E[tokens] / E[time] is
+largest when every round maximizes E[tokens] - R E[time], with R that best rate itself (renewal-reward; Dinkelbach
+1967).
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
 from specdec_cli.acceptance import Acceptance
 from specdec_cli.cost import CostModel, Timing
 from specdec_cli.distribution import Floats
-from specdec_cli.types import Decision, LengthPolicy, Round
+from specdec_cli.types import Decision, LengthPolicy, Reason, Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,8 +173,7 @@ class _Turn(LengthPolicy):
     num_steps: int = 0
     is_probe: bool = False
     was_worth_it: bool = False
-    reason: str = "off"
-    _step_s: float = field(default=0.0)
+    reason: Reason = "off"
 
     def draft_more(self, confidences: Sequence[float]) -> bool:
         """Whether the expected gain of going on is positive; in the beginning also to see whether it has become so."""
@@ -240,11 +240,11 @@ class _Turn(LengthPolicy):
     def decision(self) -> Decision:
         """The numbers that were compared last."""
         target, num = self.rule.costs.target, self.num_kept
-        reason = "probe" if self.is_probe else self.reason
+        reason: Reason = "probe" if self.is_probe else self.reason
         return Decision(
             reason, self.reach, self.acceptance.mean, self.rule.rate, self.rule.costs.step_s(self.drafter),
             target(num + 1), target(num + 2),
-        )  # type: ignore[arg-type]  # fmt: skip
+        )  # fmt: skip
 
     def _ready(self, confidences: Sequence[float]) -> tuple[Floats, Floats]:
         """Gain and reach of each prefix of a ready chain, shape (1 + len(confidences),); the first is nothing."""

@@ -25,6 +25,7 @@ from pathlib import Path
 
 from specdec_cli import paths
 from specdec_cli.errors import BackendError
+from specdec_cli.files import read_object, replace_text
 from specdec_cli.tiny import write_tiny_model
 
 TIME_LIMIT_S = 60.0
@@ -82,6 +83,12 @@ def check(*, command: Command | None = None, time_limit_s: float = TIME_LIMIT_S)
     if key:
         _remember(key, verdict.use_extra_bufts)
     return verdict
+
+
+def machine() -> tuple[str, str]:
+    """Digests of the library's files and of the CPU: where either differs, other kernels are at work."""
+    files = _library_files()
+    return _key(files) or "", hashlib.sha256(_cpu().encode()).hexdigest()
 
 
 def repair_command() -> str:
@@ -167,29 +174,16 @@ def _cache_file() -> Path:
 
 
 def _read() -> dict[str, bool]:
-    """Verdicts by key, oldest first; a file that cannot be understood is as good as none."""
-    try:
-        content = json.loads(_cache_file().read_text("utf-8"))
-        return {key: value for key, value in content["use_extra_bufts"].items() if isinstance(value, bool)}
-    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
-        return {}
+    """Verdicts by key, oldest first."""
+    verdicts = read_object(_cache_file()).get("use_extra_bufts")
+    items = verdicts.items() if isinstance(verdicts, dict) else ()
+    return {key: value for key, value in items if isinstance(value, bool)}
 
 
 def _remember(key: str, use_extra_bufts: bool) -> None:
     """Add a verdict; where nothing can be written, the next run checks again."""
     verdicts = [*_read().items(), (key, use_extra_bufts)][-_MAX_REMEMBERED:]
-    content = json.dumps({"use_extra_bufts": dict(verdicts)}, indent=1)
-    path = _cache_file()
-    with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(content)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+    replace_text(_cache_file(), json.dumps({"use_extra_bufts": dict(verdicts)}, indent=1))
 
 
 def _key(files: Sequence[Path]) -> str | None:

@@ -13,30 +13,36 @@ from pathlib import Path
 
 import numpy as np
 
-from specdec_cli import conversation, interrupt, selfcheck
+from specdec_cli import conversation, interrupt, measuring, selfcheck
+from specdec_cli.acceptance import Acceptance, match_prior, model_prior
 from specdec_cli.choice import choose_models, fetch_files
 from specdec_cli.constraint import Grammar, GrammarConstraint, Vocabulary
 from specdec_cli.conversation import Message
-from specdec_cli.draft_length import Fixed
-from specdec_cli.drafters import ModelDrafter, NoDrafter
+from specdec_cli.cost import CostModel
+from specdec_cli.draft_length import CostRule, Fixed
+from specdec_cli.drafters import AutoDrafter, ModelDrafter, NgramDrafter, NoDrafter
 from specdec_cli.engine import speculate
 from specdec_cli.errors import ContextFullError, UsageError
 from specdec_cli.gguf import check_header
-from specdec_cli.llama import KV_TYPES, MAX_DRAFT_TOKENS, Model, check_vocabularies
+from specdec_cli.llama import KV_TYPES, Model, check_vocabularies
 from specdec_cli.repetition import Breakers, find_breakers
 from specdec_cli.sampling import Sampler, top_two
 from specdec_cli.sources import SilentProgress
 from specdec_cli.stats import NearTie, Stats
 from specdec_cli.text import StopStrings, TextDecoder
 from specdec_cli.types import (
+    AUTO_DRAFTING,
+    MAX_DRAFT_TOKENS,
     Context,
     ContextOptions,
     Draft,
     Drafter,
+    Drafting,
     Event,
     Finish,
     FinishReason,
     LanguageModel,
+    LengthPolicy,
     Logits,
     Round,
     SamplingParams,
@@ -55,8 +61,7 @@ class SessionOptions:
     """How a pair is loaded and drafted with.
 
     Attributes:
-        num_draft_tokens: the most draft tokens of a round; 0 is plain decoding.
-        draft_confidence: a token drafted with less ends the draft.
+        drafting: what proposes tokens, and how many.
         num_ctx: tokens of context; None is what prompt and answer need, up to the model's own limit.
         gpu_layers: target layers on the GPU; None is all when the build supports offload.
         draft_gpu_layers: the same for the draft model.
@@ -67,8 +72,7 @@ class SessionOptions:
         UsageError: a value outside its range.
     """
 
-    num_draft_tokens: int = 5
-    draft_confidence: float = 0.5
+    drafting: Drafting = AUTO_DRAFTING
     num_ctx: int | None = None
     gpu_layers: int | None = None
     draft_gpu_layers: int | None = None
@@ -76,13 +80,6 @@ class SessionOptions:
     kv_type: str = "f16"
 
     def __post_init__(self) -> None:
-        _require(
-            "draft-tokens",
-            self.num_draft_tokens,
-            0 <= self.num_draft_tokens <= MAX_DRAFT_TOKENS,
-            f"from 0 to {MAX_DRAFT_TOKENS}",
-        )
-        _require("draft-confidence", self.draft_confidence, 0 <= self.draft_confidence <= 1, "from 0 to 1")
         _require("ctx", self.num_ctx, self.num_ctx is None or 0 < self.num_ctx < 2**31, "from 1 to 2^31 - 1")
         _require("threads", self.threads, self.threads is None or 0 < self.threads <= 512, "from 1 to 512")
         _require("kv-type", self.kv_type, self.kv_type in KV_TYPES, f"one of {', '.join(KV_TYPES)}")
@@ -167,6 +164,8 @@ class Session:
         models = [model for model in (draft_model, target) if model is not None]
         # Also when nobody closes it: gigabytes must not wait for the end of the program.
         self._free = weakref.finalize(self, _free, self._owned, models)
+        self._costs: CostModel | None = None
+        self._acceptances: dict[SamplingParams, dict[str, Acceptance]] = {}
         self._vocabulary: Vocabulary | None = None
         self._breakers: dict[tuple[str, ...], Breakers] = {}
 
@@ -186,7 +185,7 @@ class Session:
             BackendError: llama.cpp does not work on this machine.
         """
         options = options or SessionOptions()
-        draft = draft if options.num_draft_tokens else None
+        draft = draft if options.drafting.uses_model else None
         for path in (target, draft):
             if path is not None:
                 check_header(path)
@@ -263,7 +262,7 @@ class Session:
         sampling: SamplingParams | None = None,
         max_tokens: int = DEFAULT_MAX_TOKENS,
         structure: Structure | None = None,
-        baseline: bool = False,
+        drafting: Drafting | None = None,
         on_trial: OnTrial | None = None,
     ) -> Iterator[Event]:
         """Generate an answer.
@@ -273,7 +272,7 @@ class Session:
             sampling: settings; the seed is drawn when it has none.
             max_tokens: the most tokens of the answer.
             structure: stop strings and the form of the answer.
-            baseline: plain decoding by the target, without drafts.
+            drafting: in place of the session's own; `PLAIN_DECODING` is the baseline.
             on_trial: told about every draft token that was tried; for checks.
 
         Yields:
@@ -285,7 +284,7 @@ class Session:
         if max_tokens < 1:
             raise UsageError(f"max_tokens must be 1 or more, not {max_tokens}")
         params = with_seed(sampling or SamplingParams())
-        structure = structure or Structure()
+        structure, drafting = structure or Structure(), drafting or self.options.drafting
         tokens = self._tokens(prompt)
         target, draft = self.prepare(len(tokens), max_tokens)
         params = self._without_eos(params) if structure.ignore_eos else params
@@ -293,8 +292,8 @@ class Session:
         rng = np.random.default_rng(params.seed)
         events = speculate(
             target,
-            self._drafter(None if baseline else draft, params, rng, constraint),
-            Fixed(self.options.num_draft_tokens, self.options.draft_confidence),
+            self._drafter(drafting, draft, params, rng, constraint),
+            self._policy(drafting, params),
             Sampler(params, self.target.num_vocab, constraint, self._breakers_for(params)),
             rng,
             tokens,
@@ -353,7 +352,7 @@ class Session:
         sampling: SamplingParams | None = None,
         max_tokens: int = DEFAULT_MAX_TOKENS,
         structure: Structure | None = None,
-        baseline: bool = False,
+        drafting: Drafting | None = None,
     ) -> Result:
         """Like `stream`, in one piece.
 
@@ -365,7 +364,7 @@ class Session:
         reason: FinishReason = "length"
         with interrupt.stop_on_sigint():
             for event in self.stream(
-                prompt, sampling=params, max_tokens=max_tokens, structure=structure, baseline=baseline
+                prompt, sampling=params, max_tokens=max_tokens, structure=structure, drafting=drafting
             ):
                 stats.add(event)
                 if isinstance(event, Token) and event.source != "closing":
@@ -435,17 +434,52 @@ class Session:
 
     def _drafter(
         self,
+        drafting: Drafting,
         context: Context | None,
         params: SamplingParams,
         rng: np.random.Generator,
         constraint: GrammarConstraint | None,
     ) -> Drafter:
-        if context is None:
+        if drafting.is_off:
             return NoDrafter()
+        stop_tokens = self.target.stop_tokens
+        ngram = NgramDrafter(stop_tokens, num_vocab=self.target.num_vocab)
+        if context is None or not drafting.uses_model:
+            return NoDrafter() if drafting.drafter == "model" else ngram
         # Vocabularies of a pair can differ in padding: draft what both have.
         num_shared = min(self.target.num_vocab, context.num_vocab)
         sampler = Sampler(params, num_shared, constraint, self._breakers_for(params))
-        return ModelDrafter(context, sampler, rng, self.target.stop_tokens)
+        model = ModelDrafter(context, sampler, rng, stop_tokens)
+        return model if drafting.drafter == "model" else AutoDrafter(ngram, model)
+
+    def _policy(self, drafting: Drafting, params: SamplingParams) -> LengthPolicy:
+        if drafting.is_off:
+            return Fixed(0)
+        if drafting.num_draft_tokens is not None:
+            return Fixed(drafting.num_draft_tokens, drafting.min_confidence)
+        # What a confidence is worth depends on the settings: at temperature 0 it is a match, else an overlap.
+        setting = dataclasses.replace(params, seed=None)
+        if setting not in self._acceptances:
+            self._acceptances[setting] = {"model": Acceptance(model_prior), "ngram": Acceptance(match_prior)}
+        return CostRule(self.costs, self._acceptances[setting], MAX_DRAFT_TOKENS)
+
+    @property
+    def costs(self) -> CostModel:
+        """What decoding costs here; measured on first use, unless it is remembered for machine, files and settings."""
+        if self._costs is None:
+            target, draft = self._contexts or self.prepare(1, 1)
+            self._costs = measuring.recall(self._costs_key)
+            if self._costs is None or (draft is not None and "model" not in self._costs.drafts):
+                self._costs = measuring.measure(target, {} if draft is None else {"model": draft})
+                measuring.remember(self._costs_key, self._costs)
+        return self._costs
+
+    @property
+    def _costs_key(self) -> str | None:
+        files = [self.target.path, None if self.draft_model is None else self.draft_model.path]
+        options = self.options
+        settings = {"threads": options.threads, "kv": options.kv_type, "gpu": options.gpu_layers}
+        return measuring.key(files, {**settings, "draft gpu": options.draft_gpu_layers})
 
     def _without_eos(self, params: SamplingParams) -> SamplingParams:
         never = tuple((token, -np.inf) for token in sorted(self.target.stop_tokens))
@@ -493,6 +527,9 @@ class Session:
         model = self.draft_model
         draft = None if model is None else self._open(model, min(wanted, model.max_ctx))
         self._contexts = target, draft
+        if self.options.drafting.num_draft_tokens is None and not self.options.drafting.is_off:
+            # Now and not within the first answer.
+            _ = self.costs
         return target, draft
 
     def _open(self, model: LanguageModel, num_ctx: int) -> Context:
@@ -562,6 +599,6 @@ def load(
         SpecdecError: what `Session` raises.
     """
     choice = choose_models(pair, None if target is None else Path(target), None if draft is None else Path(draft))
-    options = options or SessionOptions(num_draft_tokens=choice.num_draft_tokens)
+    options = options or SessionOptions(Drafting(num_draft_tokens=choice.num_draft_tokens))
     progress = SilentProgress()
     return Session.open(*fetch_files(choice, offline=offline, progress=progress), options)

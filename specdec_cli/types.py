@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, Literal, Protocol, get_args
 
@@ -17,6 +17,7 @@ from specdec_cli.errors import UsageError
 Logits = NDArray[np.floating[Any]]
 
 Source = Literal["draft", "bonus", "recovered", "target", "closing"]
+Reason = Literal["cost", "off", "probe", "fixed", "end"]
 FinishReason = Literal["eog", "length", "context", "stop"]
 
 
@@ -60,6 +61,10 @@ class Draft:
     def __len__(self) -> int:
         return len(self.tokens)
 
+    def first(self, num: int) -> Draft:
+        """The first so many nodes."""
+        return Draft(*(getattr(self, name)[:num] for name in _DRAFT_FIELDS))
+
     @property
     def is_chain(self) -> bool:
         """Whether every token follows the one before."""
@@ -73,6 +78,7 @@ class Draft:
         return found
 
 
+_DRAFT_FIELDS = tuple(field.name for field in fields(Draft))
 EMPTY_DRAFT = Draft()
 
 
@@ -234,7 +240,7 @@ class Drafting:
 
     Attributes:
         drafter: "model", "ngram", "auto" for whichever is worth more in a round, "none" for plain decoding.
-        num_draft_tokens: the most draft tokens of a round; None is what pays by the measured costs; 0 is plain decoding.
+        num_draft_tokens: the most draft tokens of a round; None is what pays by the measured costs, 0 plain decoding.
         min_confidence: with a number of tokens, a token drafted with less ends the draft.
 
     Raises:
@@ -263,6 +269,7 @@ class Drafting:
         return self.drafter in {"auto", "model"} and not self.is_off
 
 
+AUTO_DRAFTING = Drafting()
 PLAIN_DECODING = Drafting("none")
 
 
@@ -304,7 +311,7 @@ class Decision:
         next_pass_s: the same with one more token, t(n + 1).
     """
 
-    reason: Literal["cost", "off", "probe", "fixed", "end"]
+    reason: Reason
     reach: float
     acceptance: float
     rate: float

@@ -16,14 +16,14 @@ from specdec_cli.errors import UsageError
 from specdec_cli.prompts import BUILT_IN, Prompt, built_in, read_prompts
 from specdec_cli.session import Session, SessionOptions
 from specdec_cli.testing import FakeModel
-from specdec_cli.types import SamplingParams, Verdict
+from specdec_cli.types import Drafting, SamplingParams, Verdict
 
 PROMPTS = [Prompt("one", "abcabc"), Prompt("two", "gfe"), Prompt("three", "aab")]
 WIDE = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0, seed=3)
 
 
 def session() -> Session:
-    return Session(FakeModel(1), FakeModel(2), SessionOptions(3, 0.0))
+    return Session(FakeModel(1), FakeModel(2), SessionOptions(Drafting("model", 3, 0.0)))
 
 
 def run(**kwargs: object) -> object:

@@ -26,7 +26,7 @@ from specdec_cli.cli.prompt import read_prompt
 from specdec_cli.errors import ExitCode, UsageError
 from specdec_cli.session import Session, SessionOptions
 from specdec_cli.testing import FakeContext, FakeModel
-from specdec_cli.types import ContextOptions, Draft, Logits
+from specdec_cli.types import ContextOptions, Draft, Drafting, Logits
 
 ROOT = Path(__file__).parents[1]
 PROGRAM = [sys.executable, "-m", "specdec_cli"]
@@ -95,7 +95,7 @@ class Pair:
     ) -> Session:
         assert options is not None
         self.opened.append((target, draft, options))
-        return Session(self.target, self.draft if draft and options.num_draft_tokens else None, options)
+        return Session(self.target, self.draft if draft and options.drafting.num_draft_tokens else None, options)
 
     @property
     def options(self) -> SessionOptions:
@@ -602,7 +602,7 @@ class TestOptions:
         assert len(done.out) == 6
         target, draft, options = pair.opened[-1]
         assert (target, draft) == (Path("big.gguf"), Path("small.gguf"))
-        assert options == SessionOptions(4, 0.25, 99, 3, 2, 1, "q8_0")
+        assert options == SessionOptions(Drafting("auto", 4, 0.25), 99, 3, 2, 1, "q8_0")
 
     def test_prompt_that_looks_like_an_option(self, run: Run, pair: Pair) -> None:
         assert run(*GREEDY, "--", "-md").code == 0
@@ -623,10 +623,10 @@ class TestOptions:
         assert (done.code, done.err, len(SGR.sub("", done.out))) == (0, "", 10)
         assert done.out != SGR.sub("", done.out)
         paths = (Path("env.gguf"), Path("env-draft.gguf"))
-        assert pair.opened[-1] == (*paths, SessionOptions(3, 0.1, 77, 1, 2, 3, "q4_0"))
+        assert pair.opened[-1] == (*paths, SessionOptions(Drafting("auto", 3, 0.1), 77, 1, 2, 3, "q4_0"))
         done = run("-k", "2", "--ctx", "50", "-n", "4", "--color", "never", "abc")
         assert (done.code, len(done.out)) == (0, 5)
-        assert (pair.options.num_draft_tokens, pair.options.num_ctx) == (2, 50)
+        assert (pair.options.drafting.num_draft_tokens, pair.options.num_ctx) == (2, 50)
 
     def test_bad_environment_is_named(self, run: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("SPECDEC_DRAFT_TOKENS", "many")
@@ -639,7 +639,7 @@ class TestOptions:
         assert pair.opened[-1][0].name.startswith("qwen2.5-coder-1.5b-instruct")
         run("-n", "3", "-k", "7", "-d", "mine.gguf", "abc")
         assert pair.opened[-1][1] == Path("mine.gguf")
-        assert pair.options.num_draft_tokens == 7
+        assert pair.options.drafting.num_draft_tokens == 7
 
     def test_default_that_is_not_a_value_is_in_the_help(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("COLUMNS", "200")

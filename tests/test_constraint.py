@@ -22,7 +22,7 @@ from specdec_cli.errors import BackendError, UsageError
 from specdec_cli.llama import Model
 from specdec_cli.session import Session, SessionOptions, Structure
 from specdec_cli.testing import FakeModel
-from specdec_cli.types import SamplingParams, Token
+from specdec_cli.types import Drafting, SamplingParams, Token
 
 GREEDY = SamplingParams(temperature=0)
 ARITHMETIC = """
@@ -67,7 +67,7 @@ def grammars() -> dict[str, Grammar]:
 
 @pytest.fixture(scope="module")
 def session(folder: Path) -> Iterator[Session]:
-    options = SessionOptions(draft_confidence=0.0, num_ctx=512, threads=1)
+    options = SessionOptions(Drafting("model", 5, 0.0), num_ctx=512, threads=1)
     with Session.open(folder / "target.gguf", folder / "draft.gguf", options) as made:
         yield made
 
@@ -293,7 +293,7 @@ class TestAnswers:
         target, draft = FakeModel(2, LETTERS), FakeModel(2, LETTERS, sharpness=1.5)
         value = SCHEMAS["any and one of"]
         structure = Structure(grammar=schema(value))
-        with Session(target, draft, SessionOptions(draft_confidence=0.0)) as session:
+        with Session(target, draft, SessionOptions(Drafting("model", 5, 0.0))) as session:
             for num_tokens in range(1, 41):
                 for params in (GREEDY, sampled(num_tokens)):
                     result = session.generate([1, 2], sampling=params, max_tokens=num_tokens, structure=structure)
@@ -345,7 +345,7 @@ class TestAnswers:
 
         def acceptance() -> float:
             target, draft = FakeModel(2, LETTERS), FakeModel(2, LETTERS, sharpness=1.7)
-            with Session(target, draft, SessionOptions(draft_confidence=0.0)) as session:
+            with Session(target, draft, SessionOptions(Drafting("model", 5, 0.0))) as session:
                 runs = [
                     session.generate([1, 2], sampling=SamplingParams(seed=seed), max_tokens=60, structure=structure)
                     for seed in range(6)

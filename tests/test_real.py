@@ -22,7 +22,7 @@ from specdec_cli.errors import IncompatibleModelsError
 from specdec_cli.registry import load_registry
 from specdec_cli.session import Session, SessionOptions, Structure
 from specdec_cli.sources import SilentProgress, fetch
-from specdec_cli.types import SamplingParams
+from specdec_cli.types import PLAIN_DECODING, SamplingParams
 
 pytestmark = pytest.mark.real
 
@@ -96,7 +96,7 @@ def test_greedy_answer_is_the_targets_own(session: Session, kind: str) -> None:
     assert stats.num_accepted > 0
 
     session.clear()
-    plain = session.generate(prompt, sampling=GREEDY, max_tokens=NUM_TOKENS, baseline=True)
+    plain = session.generate(prompt, sampling=GREEDY, max_tokens=NUM_TOKENS, drafting=PLAIN_DECODING)
     assert plain.stats.num_drafted == 0
     tie = session.near_tie(prompt, drafted.tokens, plain.tokens)
     if tie is not None:

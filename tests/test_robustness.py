@@ -22,13 +22,13 @@ from specdec_cli.llama import Model
 from specdec_cli.sampling import Sampler
 from specdec_cli.session import Session, SessionOptions
 from specdec_cli.testing import FakeModel
-from specdec_cli.types import SamplingParams, Token
+from specdec_cli.types import Drafting, SamplingParams, Token
 
 GREEDY = SamplingParams(temperature=0)
 
 
 def fake_session() -> Session:
-    return Session(FakeModel(1), FakeModel(2), SessionOptions(3, 0.0))
+    return Session(FakeModel(1), FakeModel(2), SessionOptions(Drafting("model", 3, 0.0)))
 
 
 def ids(events: object) -> list[int]:
@@ -37,7 +37,7 @@ def ids(events: object) -> list[int]:
 
 class TestSession:
     def test_threads_take_turns(self, tmp_path: Path) -> None:
-        options = SessionOptions(3, 0.0, threads=1)
+        options = SessionOptions(Drafting("model", 3, 0.0), threads=1)
         with Session(Model(tiny(tmp_path, "t", seed=1)), Model(tiny(tmp_path, "d", seed=2)), options) as session:
             prompts = [[70 + number, 80, 90] for number in range(4)]
             alone = [session.generate(p, sampling=GREEDY, max_tokens=30).tokens for p in prompts]

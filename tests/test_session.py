@@ -28,10 +28,10 @@ from specdec_cli.errors import (
 )
 from specdec_cli.session import Result, Session, SessionOptions, Structure, load, with_seed
 from specdec_cli.testing import FakeContext, FakeModel
-from specdec_cli.types import ContextOptions, Finish, Prefill, Round, SamplingParams, Token
+from specdec_cli.types import PLAIN_DECODING, ContextOptions, Drafting, Finish, Prefill, Round, SamplingParams, Token
 
 GREEDY = SamplingParams(temperature=0)
-BOLD = SessionOptions(draft_confidence=0.0)
+BOLD = SessionOptions(Drafting("model", 5, 0.0))
 """Drafts of full length: a fake is rarely sure of itself."""
 
 
@@ -73,10 +73,10 @@ def test_load_by_path(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(Session, "open", opened)
     load(target="t.gguf", draft=Path("d.gguf"))
-    load(target="t.gguf", options=SessionOptions(num_draft_tokens=2))
+    load(target="t.gguf", options=SessionOptions(Drafting(num_draft_tokens=2)))
     assert calls == [
         (Path("t.gguf"), Path("d.gguf"), SessionOptions()),
-        (Path("t.gguf"), None, SessionOptions(num_draft_tokens=2)),
+        (Path("t.gguf"), None, SessionOptions(Drafting(num_draft_tokens=2))),
     ]
 
 
@@ -94,10 +94,6 @@ def test_load_offline_without_files(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 @pytest.mark.parametrize(
     "wrong",
     [
-        {"num_draft_tokens": -1},
-        {"num_draft_tokens": 65},
-        {"draft_confidence": 1.5},
-        {"draft_confidence": float("nan")},
         {"num_ctx": 0},
         {"threads": 0},
         {"kv_type": "q9"},
@@ -140,7 +136,7 @@ def test_seed_of_the_result_repeats_it(session: Session) -> None:
 def test_greedy_is_the_baseline(session: Session) -> None:
     for prompt in ("a", "gfedcba", "abc" * 30):
         drafted = session.generate(prompt, sampling=GREEDY, max_tokens=50)
-        plain = session.generate(prompt, sampling=GREEDY, max_tokens=50, baseline=True)
+        plain = session.generate(prompt, sampling=GREEDY, max_tokens=50, drafting=PLAIN_DECODING)
         assert drafted.tokens == plain.tokens
         assert plain.stats.num_drafted == 0 < drafted.stats.num_accepted
 
@@ -214,7 +210,7 @@ def test_draft_model_with_a_smaller_context() -> None:
     draft.max_ctx = 16
     with Session(endless(), draft, BOLD) as session:
         drafted = session.generate("abc", sampling=GREEDY, max_tokens=60)
-        plain = session.generate("abc", sampling=GREEDY, max_tokens=60, baseline=True)
+        plain = session.generate("abc", sampling=GREEDY, max_tokens=60, drafting=PLAIN_DECODING)
         assert drafted.tokens == plain.tokens
         assert len(drafted.tokens) == 60
         assert drafted.stats.num_accepted > 0
@@ -356,7 +352,7 @@ class TestStop:
             assert (result.text, result.reason) == (whole.text[:end], "stop")
             assert whole.tokens[: len(result.tokens)] == result.tokens
             plain = session.generate(
-                "abc", sampling=params, max_tokens=60, structure=Structure(stop=stops), baseline=True
+                "abc", sampling=params, max_tokens=60, structure=Structure(stop=stops), drafting=PLAIN_DECODING
             )
             if params is GREEDY:
                 assert (plain.text, plain.tokens) == (result.text, result.tokens)
@@ -480,7 +476,7 @@ def _checked_once(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("_checked_once")
 class TestTiny:
-    options = SessionOptions(threads=1, num_draft_tokens=4, draft_confidence=0)
+    options = SessionOptions(Drafting("model", 4, 0.0), threads=1)
 
     def open(self, folder: Path, draft: str | None = "draft") -> Session:
         path = None if draft is None else folder / f"{draft}.gguf"
@@ -492,7 +488,7 @@ class TestTiny:
             prompt = session.encode("Name the planets", system="Be brief")
             drafted = session.generate(prompt, sampling=GREEDY, max_tokens=80)
             session.clear()
-            plain = session.generate(prompt, sampling=GREEDY, max_tokens=80, baseline=True)
+            plain = session.generate(prompt, sampling=GREEDY, max_tokens=80, drafting=PLAIN_DECODING)
             tie = session.near_tie(prompt, drafted.tokens, plain.tokens)
             assert tie is None or tie.gap < 0.05
             assert drafted.stats.num_accepted > 0
@@ -547,7 +543,7 @@ class TestTiny:
             assert (result.stats.num_drafted, len(result.tokens)) == (0, 10)
 
     def test_no_draft_tokens_loads_no_draft_model(self, folder: Path) -> None:
-        options = SessionOptions(num_draft_tokens=0)
+        options = SessionOptions(PLAIN_DECODING)
         with Session.open(folder / "target.gguf", folder / "missing.gguf", options) as session:
             assert session.draft_model is None
 

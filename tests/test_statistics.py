@@ -14,7 +14,7 @@ from scipy.stats import chi2
 from specdec_cli.llama import Model
 from specdec_cli.sampling import Sampler
 from specdec_cli.session import Session, SessionOptions
-from specdec_cli.types import SamplingParams, Token
+from specdec_cli.types import Drafting, SamplingParams, Token
 
 ALPHA = 1e-4
 NUM_ANSWERS = 800
@@ -54,7 +54,7 @@ def sampled(session: Session, prompt: list[int], params: SamplingParams) -> Coun
 def test_two_tokens_follow_the_target(settings: str, draft_seed: int, tmp_path: Path) -> None:
     params = SETTINGS[settings]
     target, draft = tiny(tmp_path, "target", seed=3), tiny(tmp_path, "draft", seed=draft_seed, num_layers=1)
-    options = SessionOptions(num_draft_tokens=3, draft_confidence=0.0, threads=1)
+    options = SessionOptions(Drafting("model", 3, 0.0), threads=1)
     with Session(Model(target), Model(draft), options) as session:
         prompt = session.encode("hello there", raw=True)
         expected = exact(session, prompt, params)

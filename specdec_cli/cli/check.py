@@ -49,6 +49,7 @@ def check(
         from specdec_cli.render.check import check_document, print_check
         from specdec_cli.render.progress import make_progress
         from specdec_cli.session import SessionOptions, with_seed
+        from specdec_cli.types import Drafting
 
     _require_positive(("--max-tokens", max_tokens), ("--draft-tokens", draft_tokens), ("--first", num_first))
     params = sampling.params()
@@ -59,7 +60,12 @@ def check(
     if choice.draft is None:
         raise UsageError("there is no draft model to check", "name one with `--draft FILE`")
     options = SessionOptions(
-        draft_tokens, 0.0, model.ctx, model.gpu_layers, model.draft_gpu_layers, model.threads, model.kv_type
+        Drafting("model", draft_tokens, 0.0),
+        model.ctx,
+        model.gpu_layers,
+        model.draft_gpu_layers,
+        model.threads,
+        model.kv_type,
     )
     files = fetch_files(choice, offline=model.offline, progress=make_progress(output.is_silent))
     params = with_seed(sampling.params_for(files[0], opt.given(context, sampling)))

@@ -21,7 +21,7 @@ from specdec_cli.errors import ExitCode
 from specdec_cli.render import ColorMode, Renderer, make_renderer
 from specdec_cli.session import Session, SessionOptions, Structure, with_seed
 from specdec_cli.stats import Comparison, Stats
-from specdec_cli.types import Finish, SamplingParams, Token
+from specdec_cli.types import PLAIN_DECODING, Finish, SamplingParams, Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,11 @@ class Job:
     def _compare(self, stats: Stats) -> Comparison:
         self.session.clear()
         baseline = self.session.generate(
-            self.prompt, sampling=self.params, max_tokens=self.max_tokens, structure=self.structure, baseline=True
+            self.prompt,
+            sampling=self.params,
+            max_tokens=self.max_tokens,
+            structure=self.structure,
+            drafting=PLAIN_DECODING,
         )
         if not self.params.is_greedy:
             return Comparison(stats, baseline.stats)
@@ -158,15 +162,22 @@ class Job:
             "pair": self.pair,
             "target": session.target.path.name,
             "draft": draft.path.name if draft else None,
-            "drafter": "model" if draft else "none",
-            "num_draft_tokens": session.options.num_draft_tokens,
-            "draft_confidence": session.options.draft_confidence,
+            "drafter": self._drafter(),
+            "num_draft_tokens": session.options.drafting.num_draft_tokens,
+            "draft_confidence": session.options.drafting.min_confidence,
             "num_ctx": session.num_ctx,
             "temperature": self.params.temperature,
             "seed": self.params.seed,
             "seed_drawn": self.seed_drawn,
             "sampling": self._sampling(),
         }
+
+    def _drafter(self) -> str:
+        """What proposes tokens: without a draft model `auto` means n-grams."""
+        drafting = self.session.options.drafting
+        if drafting.is_off:
+            return "none"
+        return drafting.drafter if self.session.draft_model or drafting.drafter != "auto" else "ngram"
 
     def _sampling(self) -> dict[str, object]:
         # JSON has no infinity.

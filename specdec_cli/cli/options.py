@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from specdec_cli.cli.job import View
     from specdec_cli.constraint import Grammar
     from specdec_cli.session import SessionOptions, Structure
-    from specdec_cli.types import SamplingParams
+    from specdec_cli.types import Drafting, SamplingParams
 
 ColorChoice = Literal["auto", "always", "never"]
-DrafterChoice = Literal["model", "none"]
+DrafterChoice = Literal["auto", "model", "ngram", "none"]
 
 
 def _option(*names: str, panel: str | None = None, **settings: Any) -> Any:
@@ -92,39 +92,80 @@ class ModelFlags:
 class DraftingFlags:
     """What proposes tokens, and how many."""
 
-    drafter: Annotated[DrafterChoice, _drafting("--drafter", help="what proposes tokens")] = "model"
+    drafter: Annotated[
+        DrafterChoice,
+        _drafting("--drafter", help="what proposes tokens: the draft model, repeated text, whichever pays, or nothing"),
+    ] = "auto"
     no_draft: Annotated[bool, _drafting("--no-draft", envvar=None, help="plain decoding by the target, as `-k 0`")] = (
         False
     )
     draft_tokens: Annotated[
-        int | None,
+        str | None,
         _drafting(
-            "--draft-tokens", "-k", metavar="K", help="most draft tokens a round, 0 for none",
-            show_default="the pair's, else 5",
+            "--draft-tokens", "-k", metavar="K|auto",
+            help="most draft tokens a round, 0 for none; auto drafts what pays by the measured costs",
+            show_default="the pair's, else auto",
         ),
     ] = None  # fmt: skip
     draft_confidence: Annotated[
-        float, _drafting("--draft-confidence", metavar="P", help="end a draft at a token with a lower probability")
+        float,
+        _drafting("--draft-confidence", metavar="P", help="with `-k K`, end a draft at a less probable token"),
     ] = 0.5
+    explain: Annotated[
+        bool, _drafting("--explain", envvar=None, help="after each round, on stderr, why its draft got its length")
+    ] = False
 
     @property
     def is_off(self) -> bool:
         """Whether this is plain decoding."""
-        return self.no_draft or self.drafter == "none" or self.draft_tokens == 0
+        return self.no_draft or self.drafter == "none" or self.num_draft_tokens == 0
+
+    @property
+    def num_draft_tokens(self) -> int | None:
+        """The number given; None for auto, or nothing.
+
+        Raises:
+            UsageError: neither a number nor auto.
+        """
+        if self.draft_tokens is None or self.draft_tokens == "auto":
+            return None
+        try:
+            return int(self.draft_tokens)
+        except ValueError:
+            raise UsageError(
+                f"-k must be a number or auto, not `{self.draft_tokens}`", "see `specdec run --help` for `-k`"
+            ) from None
+
+    def drafting(self, default_tokens: int | None = None) -> Drafting:
+        """What proposes tokens, and how many.
+
+        Args:
+            default_tokens: draft tokens when the user did not say; None is auto.
+
+        Raises:
+            UsageError: a value outside its range.
+        """
+        from specdec_cli.types import Drafting
+
+        num = default_tokens if self.draft_tokens is None else self.num_draft_tokens
+        # Checked also when it is not used.
+        drafting = Drafting(self.drafter, num, self.draft_confidence)
+        return Drafting("none", num, self.draft_confidence) if self.is_off else drafting
 
     def session_options(self, choice: ModelChoice, model: ModelFlags) -> SessionOptions:
         """How to load and draft.
 
         Raises:
-            UsageError: a value outside its range.
+            UsageError: a value outside its range, or a draft model is wanted and there is none.
         """
         from specdec_cli.session import SessionOptions
 
-        num_draft_tokens = choice.num_draft_tokens if self.draft_tokens is None else self.draft_tokens
+        drafting = self.drafting(choice.num_draft_tokens)
+        if drafting.drafter == "model" and choice.draft is None and not drafting.is_off:
+            raise UsageError("`--drafter model` needs a draft model", "name one with `--draft FILE`, or a pair")
         return SessionOptions(
-            0 if self.is_off else num_draft_tokens, self.draft_confidence, model.ctx, model.gpu_layers,
-            model.draft_gpu_layers, model.threads, model.kv_type,
-        )  # fmt: skip
+            drafting, model.ctx, model.gpu_layers, model.draft_gpu_layers, model.threads, model.kv_type
+        )
 
 
 @dataclass(frozen=True, slots=True)

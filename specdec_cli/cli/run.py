@@ -41,7 +41,8 @@ def run(
         raise UsageError("--compare has nothing to compare with `--no-draft` or `-k 0`", "leave one of them out")
     form = structure.structure()
     sampling.params()
-    choice = choose_models(model.pair, model.target, model.draft, no_draft=drafting.is_off)
+    no_model = drafting.is_off or drafting.drafter == "ngram"
+    choice = choose_models(model.pair, model.target, model.draft, no_draft=no_model)
     options = drafting.session_options(choice, model)
     files = fetch_files(choice, offline=model.offline, progress=make_progress(output.is_silent))
     params = sampling.params_for(files[0], opt.given(context, sampling))

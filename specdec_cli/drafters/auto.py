@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from specdec_cli.drafters.model import ModelDrafter
 from specdec_cli.drafters.model import NAME as MODEL
+from specdec_cli.drafters.model import ModelDrafter
 from specdec_cli.drafters.ngram import NAME as NGRAM
 from specdec_cli.drafters.ngram import NgramDrafter
 from specdec_cli.types import Draft, LengthPolicy
@@ -30,7 +30,7 @@ class AutoDrafter:
 
     def propose(self, tokens: Sequence[int], policy: LengthPolicy, limit: int) -> Draft:
         """A chain by one of the two."""
-        found = self._ngram.lookup(tokens, limit, policy)
+        found = self._ngram.lookup(tokens, limit)
         model = policy.of(MODEL, self._model.num_behind(tokens), limit)
         if len(found):
             ngram = policy.of(NGRAM, 0, limit)
