@@ -20,7 +20,7 @@ LAYERS = (
     ("repetition", "sampling", "verify", "draft_length", "stats", "text", "interrupt"),
     ("context", "engine", "drafters", "testing"),
     ("llama",),
-    ("tiny", "selfcheck", "constraint", "settings", "paths", "registry", "sources", "config", "gguf"),
+    ("tiny", "selfcheck", "constraint", "settings", "paths", "registry", "sources", "config", "gguf", "ngram_store"),
     ("choice", "conversation", "prompts", "session", "check", "bench"),
     ("render",),
     ("cli", "__main__"),
