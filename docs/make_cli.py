@@ -35,12 +35,17 @@ def page() -> str:
     """The whole page."""
     group = typer.main.get_command(app)
     with _context(group, "specdec") as context:
-        parts = [_HEAD, _command(group, context)]
-        for name in group.list_commands(context):  # type: ignore[attr-defined]
-            command = group.get_command(context, name)  # type: ignore[attr-defined]
-            parts.append(_command(command, _context(command, name, parent=context)))
+        parts = [_HEAD, *_sections(group, context)]
     aliases = "".join(f"| `{typed}` | `{meant}` |\n" for typed, meant in ALIASES.items())
     return "\n".join([*parts, _ALIAS_HEAD + aliases])
+
+
+def _sections(command: Any, context: Any) -> Iterator[str]:
+    """A command, then its subcommands."""
+    yield _command(command, context)
+    for name in command.list_commands(context) if hasattr(command, "list_commands") else ():
+        inner = command.get_command(context, name)
+        yield from _sections(inner, _context(inner, name, parent=context))
 
 
 def _context(command: Any, name: str, parent: Any = None) -> Any:

@@ -26,7 +26,7 @@ def model_prior(confidence: Floats) -> Floats:
 
 def match_prior(confidence: Floats) -> Floats:
     """Acceptance of an n-gram continuation by its confidence, before anything was seen."""
-    return np.asarray(0.05 + 0.85 * confidence)
+    return np.asarray(np.clip(1.4 * confidence - 0.33, 0.03, 0.9))
 
 
 class Acceptance:
@@ -40,8 +40,9 @@ class Acceptance:
         self._tried = np.full(NUM_BUCKETS, _PRIOR_WEIGHT)
         self._accepted = _PRIOR_WEIGHT * prior(_CENTERS)
         self._prior = self._accepted / self._tried
-        # A flat start: as if a few of each kind had been seen.
-        self.seen: Floats = np.full(NUM_BUCKETS, 0.25) + 6.0 * (np.arange(NUM_BUCKETS) == NUM_BUCKETS - 1) * 0.5
+        # A flat start, and a little confidence: as if a few of each kind had been seen.
+        self._seen = np.full(NUM_BUCKETS, 0.25)
+        self._seen[-1] += 3.0
 
     def estimate(self, confidence: float) -> float:
         """Probability that a token of this confidence is accepted."""
@@ -56,7 +57,7 @@ class Acceptance:
     @property
     def shares(self) -> Floats:
         """How often each bucket was seen of late, shape (NUM_BUCKETS,), sum 1."""
-        return np.asarray(self.seen / self.seen.sum())
+        return np.asarray(self._seen / self._seen.sum())
 
     @property
     def mean(self) -> float:
@@ -65,8 +66,8 @@ class Acceptance:
 
     def see(self, confidence: float) -> None:
         """A token of this confidence came up, whether it was scored or not."""
-        self.seen *= _KEEP_SEEN
-        self.seen[self.bucket(confidence)] += 1.0
+        self._seen *= _KEEP_SEEN
+        self._seen[self.bucket(confidence)] += 1.0
 
     def learn(self, confidence: float, outcome: float) -> None:
         """A token of this confidence was tried; `outcome` in [0, 1] is its probability of acceptance, or 0 or 1."""

@@ -29,14 +29,20 @@ class Timing:
     interrupted.
 
     Args:
-        measured: number of tokens -> seconds, at least one entry with positive seconds; sizes between and beyond them
-            get the shape that is usual.
+        measured: number of tokens -> seconds, at least one entry with positive seconds; sizes between them get the
+            shape that is usual, larger ones go on as the last two.
     """
 
     def __init__(self, measured: Mapping[int, float]) -> None:
         sizes = sorted(measured)
         factors = [max(measured[n], _MIN_SECONDS) / _usual(n) for n in sizes]
         self._seconds = np.interp(_KNOTS, sizes, factors) * _usual(_KNOTS)
+        if len(sizes) > 1:
+            # Large passes are bound by arithmetic, so their time grows in proportion.
+            low, high = sizes[-2:]
+            slope = max(0.0, measured[high] - measured[low]) / (high - low)
+            beyond = _KNOTS > high
+            self._seconds[beyond] = max(measured[high], _MIN_SECONDS) + slope * (_KNOTS[beyond] - high)
         self._refresh()
 
     def __call__(self, num_tokens: int) -> float:

@@ -61,6 +61,16 @@ _MAX_ALLOWANCE = 4.0
 """Probing may lose this share of the time; the allowances are in target passes."""
 
 _MIN_GAP, _MAX_GAP = 8, 64
+_HOPE_GAP, _HOPE_GAIN, _HOPE_SHARE, _OVERDRAFT = 4, 1 / 6, 0.3, 2.0
+"""A target that has become surer by 30 % of what was missing is a reason to probe early, and beyond the allowance."""
+
+_FIRST_LENGTH = 14
+"""Longer drafts than this wait for a long acceptance: before that, small errors of the estimates multiply."""
+
+_MARGIN = 0.1
+_LOWEST_BALANCE, _HIGHEST_BALANCE = -6.0, 2.0
+_FORGET_BALANCE = 1 / 48
+"""A drafter that has lost more than it gained must promise more: a tenth of a token a round for each token lost."""
 
 
 class CostRule(LengthPolicy):
@@ -72,27 +82,37 @@ class CostRule(LengthPolicy):
         max_draft_tokens: the longest draft.
     """
 
+    watches = True
+
     def __init__(self, costs: CostModel, acceptances: Mapping[str, Acceptance], max_draft_tokens: int = 64) -> None:
         self._costs = costs
         self._acceptances = acceptances
         self._max_draft_tokens = max_draft_tokens
-        self._num_tokens = self._seconds = 0.0
+        # As if plain decoding had gone on for long: a lucky first round must not raise the price of time.
+        self._num_tokens, self._seconds = 1.0, costs.target(1)
         self._allowance = _FIRST_ALLOWANCE * costs.target(1)
         self._gap, self._num_off = _MIN_GAP, 0
+        self._sureness = self._probed_at = 0.5
         self._lookaheads: dict[str, tuple[int, _Lookahead]] = {}
         self._num_rounds = 0
+        self._longest = 0
         self._turn: _Turn | None = None
+        self._balances = dict.fromkeys(acceptances, 0.0)
+
+    def margin(self, drafter: str) -> float:
+        """Gain that a round by this drafter must promise, in tokens: estimates that proved too high need to."""
+        return _MARGIN * max(0.0, -self._balances[drafter])
 
     @property
     def rate(self) -> float:
         """R: what time is worth, in tokens per second; the recent rate, but never below plain decoding's."""
-        plain = 1.0 / self._costs.target(1)
-        return max(plain, self._num_tokens / self._seconds) if self._seconds > 0 else plain
+        return max(1.0 / self._costs.target(1), self._num_tokens / self._seconds)
 
     def of(self, drafter: str, num_behind: int, limit: int) -> _Turn:
         """The rule for one drafter in this round."""
         acceptance = self._acceptances[drafter]
-        self._turn = _Turn(self, drafter, num_behind, min(limit, self._max_draft_tokens), acceptance)
+        limit = min(limit, self._max_draft_tokens, _FIRST_LENGTH + 2 * self._longest)
+        self._turn = _Turn(self, drafter, num_behind, limit, acceptance)
         return self._turn
 
     def draft_more(self, confidences: Sequence[float]) -> bool:
@@ -115,6 +135,7 @@ class CostRule(LengthPolicy):
             if drafter in self._acceptances:
                 self._acceptances[drafter].learn(confidence, outcome)
         self._num_rounds += 1
+        self._longest = max(self._longest, record.num_accepted)
         if record.index == 0:
             # It has read the prompt; its time says nothing about a round.
             return
@@ -127,21 +148,33 @@ class CostRule(LengthPolicy):
     def _settle(self, record: Round) -> None:
         """Book what probing cost, and choose the time of the next probe."""
         plain_s = self._costs.target(1)
-        self._allowance = min(self._allowance + _PROBE_SHARE * record.total_s, _MAX_ALLOWANCE * plain_s)
         turn = self._turn
+        for drafter, balance in self._balances.items():
+            if turn is not None and drafter == turn.drafter and (record.num_drafted or turn.num_steps):
+                balance += record.num_tokens - record.total_s / plain_s
+                self._balances[drafter] = min(max(balance, _LOWEST_BALANCE), _HIGHEST_BALANCE)
+            else:
+                self._balances[drafter] = balance * (1 - _FORGET_BALANCE)
+        self._allowance = min(self._allowance + _PROBE_SHARE * record.total_s, _MAX_ALLOWANCE * plain_s)
         if turn is None or not turn.num_steps:
             self._num_off += 1
+            if record.target_confidence:
+                self._sureness += _HOPE_GAIN * (record.target_confidence - self._sureness)
             return
         self._num_off = 0
         if not turn.is_probe:
             self._gap = _MIN_GAP
             return
+        self._probed_at += 0.5 * (self._sureness - self._probed_at)
         lost = record.total_s - record.num_tokens * plain_s
         self._allowance -= max(0.0, lost)
         self._gap = 1 if turn.was_worth_it else min(max(_MIN_GAP, 2 * self._gap), _MAX_GAP)
 
     def may_probe(self, seconds: float) -> bool:
-        """Whether the last probe is long enough ago, and another one of so many seconds is within the allowance."""
+        """Whether a probe of so many seconds is due, and within the allowance; earlier where the text grows easier."""
+        missing = 1.0 - self._probed_at
+        if self._sureness > self._probed_at + _HOPE_SHARE * missing and self._num_off + 1 >= _HOPE_GAP:
+            return seconds <= self._allowance + _OVERDRAFT * self._costs.target(1)
         return self._num_off + 1 >= self._gap and seconds <= self._allowance
 
     def lookahead(self, drafter: str) -> _Lookahead:
@@ -213,15 +246,12 @@ class _Turn(LengthPolicy):
     def gain(self, confidences: Sequence[float] | None = None) -> float:
         """Expected tokens of the round beyond plain decoding's, its time taken off at the rate R."""
         if confidences is not None:
-            return float(self._ready(confidences)[0].max())
+            return float(self._ready(confidences)[0].max()) - self.rule.margin(self.drafter)
         costs, rate = self.rule.costs, self.rule.rate
         step_s = costs.step_s(self.drafter)
         missed_s = costs.step_s(self.drafter, self.num_behind) - step_s
-        return self.rule.lookahead(self.drafter).more(0, 1.0) - rate * missed_s / _INVESTMENT_ROUNDS
-
-    def observe(self, confidence: float, outcome: float) -> None:
-        """Learned at no cost: the target said it anyway."""
-        self.acceptance.learn(confidence, outcome)
+        gain = self.rule.lookahead(self.drafter).more(0, 1.0) - rate * missed_s / _INVESTMENT_ROUNDS
+        return gain - self.rule.margin(self.drafter)
 
     def spent(self, num_tokens: int, seconds: float) -> None:
         """A draft step took so long."""

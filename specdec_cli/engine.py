@@ -10,7 +10,7 @@ import numpy as np
 
 from specdec_cli.distribution import Distribution
 from specdec_cli.errors import ContextFullError
-from specdec_cli.sampling import Sampler
+from specdec_cli.sampling import Sampler, top_probability
 from specdec_cli.types import (
     Context,
     Drafter,
@@ -142,6 +142,7 @@ class _Loop:
             drafters=draft.drafters,
             confidences=draft.confidences,
             outcomes=tuple(outcomes),
+            target_confidence=0.0 if len(draft) or not self.policy.watches else top_probability(rows[0]),
             decision=self.policy.decision,
         )
         self.num_rounds += 1

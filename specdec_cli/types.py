@@ -337,6 +337,8 @@ class Round:
         confidences: the drafters' estimates that each draft token is accepted.
         outcomes: for each draft token that was tried, in order, the overlap of target and draft distribution there:
             the probability of its acceptance; 1.0 or 0.0 for a greedy target.
+        target_confidence: without a draft and where the policy watches, the probability of the target's likeliest
+            token; else 0.0.
         decision: why the draft got its length; None when the policy does not tell.
     """
 
@@ -351,6 +353,7 @@ class Round:
     drafters: tuple[str, ...] = ()
     confidences: tuple[float, ...] = ()
     outcomes: tuple[float, ...] = ()
+    target_confidence: float = 0.0
     decision: Decision | None = None
 
 
@@ -482,7 +485,12 @@ class LengthPolicy(Protocol):
     """Decides how long a draft gets; learns from each round.
 
     A class that derives from this protocol needs only the first three methods.
+
+    Attributes:
+        watches: whether rounds without a draft should tell how sure the target was.
     """
+
+    watches: bool = False
 
     def draft_more(self, confidences: Sequence[float]) -> bool:
         """Whether to draft one more token after those with these confidences (none yet: whether to draft at all)."""
@@ -518,10 +526,6 @@ class LengthPolicy(Protocol):
             confidences: of a chain that is ready; None before anything is drafted.
         """
         return math.fsum(confidences or ()) if confidences is not None else 1.0
-
-    def observe(self, confidence: float, outcome: float) -> None:
-        """Take a proposal into account that was not scored, but whose outcome is known all the same."""
-        del confidence, outcome
 
     def spent(self, num_tokens: int, seconds: float) -> None:
         """Take a draft step into account: tokens decoded by it, and how long it took."""

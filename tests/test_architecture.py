@@ -20,11 +20,14 @@ LAYERS = (
     ("repetition", "sampling", "verify", "cost", "acceptance", "draft_length", "stats", "text", "interrupt"),
     ("context", "engine", "drafters", "testing"),
     ("llama",),
-    ("tiny", "selfcheck", "constraint", "settings", "paths", "files", "registry", "sources", "config", "gguf"),
+    (
+        "tiny", "selfcheck", "constraint", "settings", "paths", "files", "registry", "sources", "config", "gguf",
+        "ngram_store",
+    ),
     ("choice", "conversation", "prompts", "measuring", "session", "check", "bench"),
     ("render",),
     ("cli", "__main__"),
-)
+)  # fmt: skip
 LAYER_OF = {name: index for index, names in enumerate(LAYERS) for name in names}
 NUMPY_ONLY = {name for names in LAYERS[:3] for name in names}
 ONLY_IN = {"llama_cpp": {"llama"}, "rich": {"render", "cli"}, "typer": {"render", "cli"}}

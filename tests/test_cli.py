@@ -95,7 +95,7 @@ class Pair:
     ) -> Session:
         assert options is not None
         self.opened.append((target, draft, options))
-        return Session(self.target, self.draft if draft and options.drafting.num_draft_tokens else None, options)
+        return Session(self.target, self.draft if draft and options.drafting.uses_model else None, options)
 
     @property
     def options(self) -> SessionOptions:
@@ -137,7 +137,7 @@ def pair(monkeypatch: pytest.MonkeyPatch) -> Pair:
     return made
 
 
-FAKE = ("--target", "t.gguf", "--draft", "d.gguf", "-n", "40")
+FAKE = ("--target", "t.gguf", "--draft", "d.gguf", "-n", "40", "-k", "5")
 GREEDY = (*FAKE, "-t", "0")
 SGR = re.compile(r"\x1b\[[0-9;]*m")
 
@@ -180,7 +180,7 @@ class TestOnFakes:
         assert (done.code, done.err) == (0, "")
         start, *middle, end = [json.loads(line) for line in done.out.splitlines()]
         assert (start["type"], start["schema"], start["pair"], start["seed"]) == ("start", 1, None, 5)
-        assert (start["drafter"], start["num_draft_tokens"], start["seed_drawn"]) == ("model", 5, False)
+        assert (start["drafter"], start["num_draft_tokens"], start["seed_drawn"]) == ("auto", 5, False)
         tokens = [line for line in middle if line["type"] == "token"]
         rounds = [line for line in middle if line["type"] == "round"]
         assert len(tokens) + len(rounds) == len(middle)
@@ -498,9 +498,9 @@ BAD_USAGE = [
     (("-f", "empty.txt"), "the prompt is empty"),
     (("-f", "nowhere.txt"), "cannot read `nowhere.txt`: No such file"),
     (("-f", "."), "cannot read `.`: Is a directory"),
-    (("-k", "-1", "x"), "--draft-tokens must be from 0 to 64, not -1"),
-    (("-k", "999", "x"), "--draft-tokens must be from 0 to 64, not 999"),
-    (("-k", "two", "x"), "'--draft-tokens' / '-k'"),
+    (("-k", "-1", "x"), "draft-tokens must be from 0 to 64, not -1"),
+    (("-k", "999", "x"), "draft-tokens must be from 0 to 64, not 999"),
+    (("-k", "two", "x"), "--draft-tokens must be a number or auto, not `two`"),
     (("--draft-confidence", "2", "x"), "draft-confidence must be from 0 to 1, not 2.0"),
     (("--draft-confidence", "nan", "x"), "draft-confidence"),
     (("-n", "0", "x"), "--max-tokens must be 1 or more, not 0"),

@@ -22,7 +22,7 @@ from specdec_cli.errors import BackendError, UsageError
 from specdec_cli.llama import Model
 from specdec_cli.session import Session, SessionOptions, Structure
 from specdec_cli.testing import FakeModel
-from specdec_cli.types import Drafting, SamplingParams, Token
+from specdec_cli.types import PLAIN_DECODING, Drafting, SamplingParams, Token
 
 GREEDY = SamplingParams(temperature=0)
 ARITHMETIC = """
@@ -260,17 +260,17 @@ def sampled(seed: int) -> SamplingParams:
 
 
 class TestAnswers:
-    @pytest.mark.parametrize("baseline", [False, True], ids=["speculative", "plain"])
+    @pytest.mark.parametrize("drafting", [None, PLAIN_DECODING], ids=["speculative", "plain"])
     @pytest.mark.parametrize("params", [GREEDY, sampled(1)], ids=["greedy", "sampled"])
     @pytest.mark.parametrize("name", SCHEMAS)
     def test_cut_at_any_length_it_validates(
-        self, session: Session, name: str, params: SamplingParams, baseline: bool
+        self, session: Session, name: str, params: SamplingParams, drafting: Drafting | None
     ) -> None:
         structure = Structure(grammar=schema(SCHEMAS[name]))
         prompt = session.encode("hello", raw=True)
         for num_tokens in (1, 2, 3, 7, 13, 24, 40):
             result = session.generate(
-                prompt, sampling=params, max_tokens=num_tokens, structure=structure, baseline=baseline
+                prompt, sampling=params, max_tokens=num_tokens, structure=structure, drafting=drafting
             )
             fits(result.text, SCHEMAS[name])
             assert len(result.tokens) == result.stats.num_tokens <= num_tokens
@@ -283,8 +283,8 @@ class TestAnswers:
         for text in ("hello", "The house"):
             prompt = session.encode(text, raw=True)
             drafted, plain = (
-                session.generate(prompt, sampling=GREEDY, max_tokens=100, structure=structure, baseline=baseline).tokens
-                for baseline in (False, True)
+                session.generate(prompt, sampling=GREEDY, max_tokens=100, structure=structure, drafting=drafting).tokens
+                for drafting in (None, PLAIN_DECODING)
             )
             tie = session.near_tie(prompt, drafted, plain, structure=structure)
             assert tie is None or tie.gap < 1e-3, tie
@@ -354,7 +354,7 @@ class TestAnswers:
 
         constrained = acceptance()
         drafter = Session._drafter
-        monkeypatch.setattr(Session, "_drafter", lambda self, *args: drafter(self, *args[:3], None))
+        monkeypatch.setattr(Session, "_drafter", lambda self, *args: drafter(self, *args[:4], None))
         free = acceptance()
         assert constrained > free + 0.2, (constrained, free)
 

@@ -438,9 +438,9 @@ class TestIgnoreEos:
             model._table[..., model.eos] += 6
         with Session(target, draft, BOLD) as session:
             assert session.generate("abc", sampling=GREEDY, max_tokens=50).reason == "eog"
-            for baseline in (False, True):
+            for drafting in (None, PLAIN_DECODING):
                 result = session.generate(
-                    "abc", sampling=GREEDY, max_tokens=50, structure=Structure(ignore_eos=True), baseline=baseline
+                    "abc", sampling=GREEDY, max_tokens=50, structure=Structure(ignore_eos=True), drafting=drafting
                 )
                 assert (result.reason, len(result.tokens), target.eos in result.tokens) == ("length", 50, False)
             assert session.near_tie([0], result.tokens, result.tokens, structure=Structure(ignore_eos=True)) is None

@@ -9,6 +9,7 @@ from typing import Annotated, Any
 import typer
 
 from specdec_cli.cli.check import check
+from specdec_cli.cli.ngram import app as ngram_app
 from specdec_cli.cli.options import AliasCommand
 from specdec_cli.cli.pull import pull
 from specdec_cli.cli.run import run
@@ -43,6 +44,7 @@ specdec run --target big.gguf --draft small.gguf -f prompt.txt
 app.command(cls=AliasCommand, epilog=RUN_EXAMPLES)(run)
 app.command()(pull)
 app.command(cls=AliasCommand)(check)
+app.add_typer(ngram_app)
 
 
 def _print_version(wanted: bool) -> None:

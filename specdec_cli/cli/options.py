@@ -133,7 +133,7 @@ class DraftingFlags:
             return int(self.draft_tokens)
         except ValueError:
             raise UsageError(
-                f"-k must be a number or auto, not `{self.draft_tokens}`", "see `specdec run --help` for `-k`"
+                f"--draft-tokens must be a number or auto, not `{self.draft_tokens}`", "see `specdec run --help`"
             ) from None
 
     def drafting(self, default_tokens: int | None = None) -> Drafting:

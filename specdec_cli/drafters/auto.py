@@ -34,7 +34,7 @@ class AutoDrafter:
         model = policy.of(MODEL, self._model.num_behind(tokens), limit)
         if len(found):
             ngram = policy.of(NGRAM, 0, limit)
-            if ngram.gain(found.confidences) >= max(0.0, model.gain()):
+            if ngram.gain(found.confidences) > max(0.0, model.gain()):
                 length = ngram.best_length(found.confidences)
                 if length:
                     return found.first(length)

@@ -1,0 +1,297 @@
+"""The cost rule in worlds of known costs: near the best length in hindsight, never slower, quick to notice a change."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from simulator import RandomText, Seconds, World
+
+from specdec_cli.acceptance import NUM_BUCKETS, Acceptance, match_prior, model_prior
+from specdec_cli.cost import MAX_TABULATED, CostModel, Timing
+from specdec_cli.draft_length import CostRule, Fixed
+from specdec_cli.types import Decision, Round
+
+# t(n) / t(1) at 1, 2, 5, 9, 16 and 64 tokens.
+SHAPES = {
+    "cpu": (1, 1.47, 1.78, 2.2, 2.7, 6.0),
+    "gpu": (1, 1.05, 1.1, 1.2, 1.4, 2.0),
+    "compute bound": (1, 1.9, 4.5, 8.5, 15.0, 60.0),
+}
+# Seconds of a plain token, and of a draft step as a share of it.
+COSTS = ((0.08, 0.5), (0.08, 0.25), (0.24, 0.16), (0.24, 0.08), (1.0, 0.02))
+LEVELS = (0.3, 0.6, 0.8, 0.92, 0.98)
+NUM_TOKENS = 1500
+
+
+def pass_times(shape: str, plain_s: float) -> Seconds:
+    return lambda num: plain_s * float(np.interp(num, (1, 2, 5, 9, 16, 64), SHAPES[shape]))
+
+
+def step_times(step_s: float) -> Seconds:
+    return lambda num: step_s * (1 + 0.06 * (num - 1))
+
+
+def world(levels: Sequence[float], shape: str, costs: tuple[float, float], seed: int = 0, **changes: float) -> World:
+    plain_s, share = costs
+    text = RandomText(levels, seed)
+    return World(text, step_times(plain_s * share), pass_times(shape, plain_s), seed=seed, **changes)  # type: ignore[arg-type]
+
+
+def rule_for(where: World) -> CostRule:
+    """Calibrated as a session does it: a few sizes of pass, nothing about the text."""
+    target = Timing({n: where.pass_s(n) for n in (1, 2, 3, 5, 9, 17)})
+    drafts = {"model": Timing({n: where.step_s(n) for n in (1, 2, 8, 64)})}
+    acceptances = {"model": Acceptance(model_prior), "ngram": Acceptance(match_prior)}
+    return CostRule(CostModel(target, drafts), acceptances)
+
+
+# ------------------------------------------------------------------ the rate
+
+
+@pytest.mark.parametrize("costs", COSTS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("level", LEVELS)
+def test_the_rate_is_near_the_best_fixed_lengths_and_plain_decodings(
+    level: float, shape: str, costs: tuple[float, float]
+) -> None:
+    """At least 97 % of the best fixed length chosen with hindsight, 0 among them; times are noisy, some far off."""
+    shares = []
+    for seed in range(3):
+        where = world([level] * NUM_TOKENS, shape, costs, seed, noise=0.05, outliers=0.01)
+        best = max(where.run(Fixed(k), NUM_TOKENS) for k in range(13))
+        shares.append(where.run(rule_for(where), NUM_TOKENS) / best)
+    assert np.mean(shares) >= 0.97, shares
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("costs", COSTS, ids=str)
+def test_growing_context_is_followed(shape: str, costs: tuple[float, float]) -> None:
+    where = world([0.85] * NUM_TOKENS, shape, costs, noise=0.05, drift=0.5)
+    best = max(where.run(Fixed(k), NUM_TOKENS) for k in range(13))
+    assert where.run(rule_for(where), NUM_TOKENS) >= 0.97 * best
+
+
+@pytest.mark.parametrize("factor", [0.5, 2.0])
+def test_a_wrong_calibration_is_corrected(factor: float) -> None:
+    """The machine was busy, or idle, when passes were timed."""
+    where = world([0.9] * NUM_TOKENS, "cpu", (0.24, 0.16), noise=0.05)
+    target = Timing({n: where.pass_s(n) for n in (1, 2, 3, 5, 9, 17)})
+    drafts = {"model": Timing({n: factor * where.step_s(n) for n in (1, 2, 8, 64)})}
+    rule = CostRule(CostModel(target, drafts), {"model": Acceptance(model_prior)})
+    best = max(where.run(Fixed(k), NUM_TOKENS) for k in range(13))
+    assert where.run(rule, NUM_TOKENS) >= 0.95 * best
+
+
+def test_short_answers_lose_little() -> None:
+    """Where drafting does not pay, the first rounds cost a few tokens at most, whatever the prior promised."""
+    for level, costs in itertools.product((0.3, 0.6), ((0.08, 0.5), (0.08, 0.25))):
+        rates = []
+        for seed in range(8):
+            where = world([level] * 100, "cpu", costs, seed)
+            rates.append(where.run(rule_for(where), 100) / where.run(Fixed(0), 100))
+        assert np.mean(rates) >= 0.955, (level, costs, rates)
+
+
+# ------------------------------------------------------------------ off, and on again
+
+GOOD, BAD = [0.97] * 300, [0.08] * 300
+
+
+def drafted_shares(where: World, places: tuple[int, int]) -> list[bool]:
+    """For the rounds that begin in a range of places: whether they drafted."""
+    low, high = places
+    pairs = zip(where.places, where.records, strict=True)
+    return [record.draft_s > 0 for place, record in pairs if low <= place < high]
+
+
+@pytest.mark.parametrize("costs", [(0.08, 0.25), (0.24, 0.16), (0.24, 0.08)], ids=str)
+@pytest.mark.parametrize("seed", range(4))
+def test_a_change_of_the_text_is_noticed_within_twenty_rounds(seed: int, costs: tuple[float, float]) -> None:
+    where = world([*GOOD, *BAD, *GOOD], "cpu", costs, seed, noise=0.03)
+    where.run(rule_for(where), 900)
+    assert np.mean(drafted_shares(where, (100, 300))) > 0.9
+    bad = drafted_shares(where, (300, 600))
+    assert np.mean(bad[20:]) < 0.15, bad
+    good = drafted_shares(where, (600, 900))
+    assert np.mean(good[20:]) > 0.9, good
+
+
+@pytest.mark.parametrize("costs", COSTS[:4], ids=str)
+@pytest.mark.parametrize("shape", ["cpu", "compute bound"])
+def test_probing_costs_less_than_two_percent(shape: str, costs: tuple[float, float]) -> None:
+    where = world([0.05] * 3000, shape, costs, noise=0.03)
+    where.run(rule_for(where), 3000)
+    settled = [record for place, record in zip(where.places, where.records, strict=True) if place >= 200]
+    wasted = sum(record.draft_s + where.pass_s(1 + record.num_drafted) - where.pass_s(1) for record in settled)
+    assert 0 < wasted < 0.02 * sum(record.total_s for record in settled)
+    gaps = np.diff([index for index, record in enumerate(settled) if record.draft_s > 0])
+    assert np.median(gaps) >= 32
+
+
+def test_off_is_explained() -> None:
+    where = world([0.05] * 600, "cpu", (0.08, 0.5))
+    where.run(rule_for(where), 600)
+    decisions = [record.decision for record in where.records[100:]]
+    assert {decision.reason for decision in decisions if decision} == {"off", "probe"}
+
+
+# ------------------------------------------------------------------ one decision
+
+
+def turn(step_s: float = 0.01, pass_s: Callable[[int], float] = lambda n: 0.1 + 0.01 * n, limit: int = 64, **rule: int):
+    costs = CostModel(Timing({n: pass_s(n) for n in range(1, 66)}), {"model": Timing({1: step_s, 100: 100 * step_s})})
+    acceptances = {"model": Acceptance(model_prior), "ngram": Acceptance(match_prior)}
+    return CostRule(costs, acceptances, **rule).of("model", 1, limit)
+
+
+def test_a_cheap_draft_goes_on_and_an_expensive_one_never_begins() -> None:
+    assert turn(0.001).draft_more([])
+    assert not turn(10.0).draft_more([])
+    sure = turn(0.001)
+    assert sure.keep_last([0.999])
+    assert sure.draft_more([0.999])
+
+
+def test_a_hopeless_token_is_dropped() -> None:
+    """Its own step is paid, the target's time is not."""
+    assert not turn(0.001, lambda n: 0.1 * n).keep_last([0.01])
+    assert turn(0.001, lambda n: 0.1 + 1e-6 * n).keep_last([0.01])
+
+
+@given(st.lists(st.floats(0, 1), min_size=1, max_size=10), st.floats(0.0001, 0.3), st.floats(0, 0.1))
+@settings(max_examples=60, deadline=None)
+def test_more_confidence_never_shortens_a_ready_chain(confidences: list[float], step_s: float, extra: float) -> None:
+    def length(values: Sequence[float]) -> int:
+        return int(turn(step_s, lambda n: 0.1 + extra * n).best_length(values))
+
+    assert length(confidences) <= length([max(c, 0.999) for c in confidences])
+    assert 0 <= length(confidences) <= len(confidences)
+
+
+def test_limits() -> None:
+    assert not turn(0.001, limit=0).draft_more([])
+    assert not turn(0.001, limit=2).draft_more([0.9, 0.9])
+    assert not turn(0.001, max_draft_tokens=1).draft_more([0.9])
+    assert turn(limit=2, pass_s=lambda n: 0.1).best_length([0.99] * 9) == 2
+
+
+def test_reading_what_was_missed_counts() -> None:
+    costs = CostModel(Timing({1: 0.1, 9: 0.11}), {"model": Timing({1: 0.02, 500: 10.0})})
+    rule = CostRule(costs, {"model": Acceptance(model_prior)})
+    gains = [rule.of("model", behind, 64).gain() for behind in (1, 10, 100, 500)]
+    assert gains == sorted(gains, reverse=True)
+    assert gains[0] - gains[-1] == pytest.approx(10 * (10.0 - 0.02) / 64, rel=0.05)
+
+
+def test_the_decision_has_the_numbers_of_the_rule() -> None:
+    view = turn(0.001, limit=3)
+    view.draft_more([])
+    view.keep_last([0.95])
+    view.draft_more([0.95, 0.9, 0.9])
+    decision = view.decision
+    assert isinstance(decision, Decision)
+    assert decision.reason == "end"
+    assert 0.9 < decision.reach <= 1
+    assert decision.pass_s == pytest.approx(0.12)
+    assert decision.next_pass_s == pytest.approx(0.13)
+    assert decision.step_s == pytest.approx(0.001)
+    assert decision.rate == pytest.approx(1 / 0.11)
+
+
+def test_the_first_round_is_no_measure() -> None:
+    """It reads the prompt."""
+    where = world([0.9] * 50, "cpu", (0.24, 0.16))
+    rule = rule_for(where)
+    before = rule.costs.target(1), rule.rate
+    rule.learn(Round(0, 0, 0, 1, 0.0, 99.0, 99.0))
+    assert (rule.costs.target(1), rule.rate) == before
+
+
+# ------------------------------------------------------------------ costs
+
+
+@given(
+    st.dictionaries(st.integers(1, 600), st.floats(1e-6, 100), min_size=1, max_size=8),
+    st.lists(st.tuples(st.integers(1, 600), st.floats(0, 1000)), max_size=30),
+)
+@settings(max_examples=80, deadline=None)
+def test_times_are_positive_and_grow(measured: dict[int, float], passes: list[tuple[int, float]]) -> None:
+    timing = Timing(measured)
+    for num, seconds in passes:
+        timing.learn(num, seconds)
+    values = [timing(num) for num in range(1, MAX_TABULATED + 1)]
+    assert all(np.isfinite(values))
+    assert values[0] > 0
+    assert values == sorted(values)
+    again = Timing(timing.as_dict())
+    assert [again(num) for num in (1, 2, 9, 65)] == pytest.approx([timing(num) for num in (1, 2, 9, 65)])
+
+
+def test_measured_sizes_are_kept_and_others_have_the_usual_shape() -> None:
+    timing = Timing({1: 0.08, 5: 0.14})
+    assert timing(1) == pytest.approx(0.08)
+    assert timing(5) == pytest.approx(0.14, rel=0.01)
+    assert timing(1) < timing(3) < timing(5) < timing(16) < timing(65) < timing(2000)
+
+
+def test_an_outlier_moves_a_time_little_and_a_change_is_learned() -> None:
+    timing = Timing({1: 0.1})
+    timing.learn(1, 5.0)
+    assert timing(1) < 0.106
+    for _ in range(60):
+        timing.learn(1, 0.2)
+    assert timing(1) == pytest.approx(0.2, rel=0.02)
+
+
+def test_a_drafter_without_a_model_costs_nothing() -> None:
+    assert CostModel(Timing({1: 0.1})).step_s("ngram", 50) == 0.0
+
+
+# ------------------------------------------------------------------ acceptance
+
+
+def test_calibration_is_learned() -> None:
+    """A drafter that is sure and wrong."""
+    acceptance = Acceptance(model_prior)
+    assert acceptance.estimate(0.95) > 0.9
+    for _ in range(200):
+        acceptance.learn(0.95, 0.2)
+    assert acceptance.estimate(0.95) == pytest.approx(0.2, abs=0.07)
+    assert acceptance.estimate(0.5) == Acceptance(model_prior).estimate(0.5)
+
+
+def test_what_was_seen_fades() -> None:
+    acceptance = Acceptance(model_prior)
+    for _ in range(150):
+        acceptance.see(0.05)
+    assert acceptance.mean < 0.25
+    for _ in range(100):
+        acceptance.see(0.995)
+    assert acceptance.mean > 0.9
+    assert acceptance.shares.sum() == pytest.approx(1)
+
+
+@given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=400))
+@settings(max_examples=40, deadline=None)
+def test_estimates_stay_probabilities(trials: list[tuple[float, float]]) -> None:
+    for prior in (model_prior, match_prior):
+        acceptance = Acceptance(prior)
+        for confidence, outcome in trials:
+            acceptance.see(confidence)
+            acceptance.learn(confidence, outcome)
+        assert acceptance.estimates.shape == (NUM_BUCKETS,)
+        assert (acceptance.estimates >= 0).all()
+        assert (acceptance.estimates <= 1 + 1e-9).all()
+
+
+@pytest.mark.parametrize("prior", [model_prior, match_prior])
+def test_priors_grow_with_confidence(prior: Callable[[np.ndarray], np.ndarray]) -> None:
+    values = prior(np.linspace(0, 1, 50))
+    assert (np.diff(values) >= 0).all()
+    assert (values > 0).all()
+    assert (values <= 1).all()
