@@ -17,11 +17,23 @@ NAME = PACKAGE.name
 # A module imports from its own layer (without a cycle) and from the ones above. A new module needs a line here.
 LAYERS = (
     ("errors", "distribution", "types"),
-    ("repetition", "sampling", "verify", "draft_length", "stats", "text", "interrupt"),
+    ("repetition", "sampling", "verify", "draft_length", "prediction", "stats", "text", "interrupt"),
     ("context", "engine", "drafters", "testing"),
     ("llama",),
-    ("tiny", "selfcheck", "constraint", "settings", "paths", "registry", "sources", "config", "gguf"),
-    ("choice", "conversation", "prompts", "session", "check", "bench"),
+    (
+        "child",
+        "tiny",
+        "selfcheck",
+        "requantize",
+        "constraint",
+        "settings",
+        "paths",
+        "registry",
+        "sources",
+        "config",
+        "gguf",
+    ),
+    ("choice", "conversation", "prompts", "calibration", "tuned", "tuning", "session", "check", "bench"),
     ("render",),
     ("cli", "__main__"),
 )
