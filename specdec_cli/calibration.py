@@ -80,7 +80,7 @@ def _encode(model: LanguageModel, prompt: str) -> list[int]:
     return conversation.encode_chat(model, [{"role": "user", "content": prompt}])
 
 
-def time_passes(context: Context, texts: Sequence[Text], num_repeats: int = 6) -> dict[int, float]:
+def time_passes(context: Context, texts: Sequence[Text], num_repeats: int = 5) -> dict[int, float]:
     """Number of tokens -> median seconds of a pass over as many, for `PASS_SIZES`."""
     base, following = _base(texts, max(PASS_SIZES) - 1)
     times = np.zeros((num_repeats + 1, len(PASS_SIZES)))
@@ -135,12 +135,15 @@ def follow(context: Context, texts: Sequence[Text], num_shared: int) -> tuple[li
         rows = context.score(Draft.chain(text.answer[:-1]))[:, :num_shared]
         confidences += map(top_probability, rows)
         matches += (rows.argmax(axis=1) == np.asarray(text.answer)).tolist()
-        context.keep(())
+        context.keep(range(len(text.answer) - 1))
     return confidences, matches
 
 
 def _base(texts: Sequence[Text], num_following: int) -> tuple[list[int], list[int]]:
-    """All texts in a row: about `NUM_BASE` tokens to stand in the cache, and those that follow them."""
-    tokens = [token for text in texts for token in (*text.prompt, *text.answer)]
+    """All texts in a row: about `NUM_BASE` tokens to stand in the cache, and those that follow them.
+
+    The last text comes first: it is in the cache already.
+    """
+    tokens = [token for text in reversed(texts) for token in (*text.prompt, *text.answer)]
     num_base = max(1, min(NUM_BASE, len(tokens) - num_following))
     return tokens[:num_base], tokens[num_base : num_base + num_following]

@@ -22,13 +22,17 @@ def print_tune(report: TuneReport, stream: TextIO, color: ColorMode = "auto", *,
         console.print(_settings_line(report))
     for label, reason in report.failures:
         console.print(Text(f"{label} could not be made: {reason}", "yellow"))
+    if report.is_crowded:
+        console.print(
+            Text("Warning: other programs took cores meanwhile; tune again when they are done", "bold yellow")
+        )
     verb = "would use" if dry_run else "from now on"
     console.print(Text.assemble(f"{verb}: ", (report.chosen.label, "bold green"), f" ({report.reason})"))
 
 
 def _file_table(report: TuneReport) -> Table:
     table = Table(box=None, pad_edge=False)
-    for number, column in enumerate(("draft", "size", "step", "agreement", "predicted", "speed-up")):
+    for number, column in enumerate(("draft", "size", "step", "agreement", "predicted", "at best")):
         table.add_column(column, justify="left" if number == 0 else "right")
     for row in report.measurements:
         table.add_row(
@@ -36,10 +40,14 @@ def _file_table(report: TuneReport) -> Table:
             format_size(row.size),
             f"{1000 * row.step_s:.1f} ms",
             f"{row.agreement:.3f}",
-            f"{row.rate:.1f} tok/s",
-            f"{row.rate / (report.baseline_rate or row.rate):.2f}x",
+            _rate(row.rate, report),
+            _rate(row.best_rate, report),
         )
     return table
+
+
+def _rate(rate: float, report: TuneReport) -> str:
+    return f"{rate:.1f} tok/s ({rate / (report.baseline_rate or rate):.2f}x)"
 
 
 def _target_line(report: TuneReport) -> Text:
