@@ -51,13 +51,15 @@ def greedy_answers(model: LanguageModel, context: Context, budget_s: float, on_s
     Args:
         model: the target.
         context: a cache of it, of `NUM_CTX` tokens.
-        budget_s: seconds that all answers may take, as long as each has `MIN_ANSWER` tokens.
+        budget_s: seconds that all answers may take; each has `MIN_ANSWER` tokens or ends by itself, and where even that
+            takes too long there is only one.
         on_step: told after each token.
 
     Raises:
         ModelLoadError: the model takes too few tokens.
     """
-    texts = []
+    texts: list[Text] = []
+    first_began = time.perf_counter()
     for number, prompt in enumerate(_encode(model, prompt) for prompt in PROMPTS):
         answer: list[int] = []
         if len(prompt) + MAX_ANSWER > context.num_ctx:
@@ -71,6 +73,8 @@ def greedy_answers(model: LanguageModel, context: Context, budget_s: float, on_s
             if answer[-1] in model.stop_tokens or (late and len(answer) >= MIN_ANSWER):
                 break
         texts.append(Text(tuple(prompt), tuple(answer)))
+        if time.perf_counter() - first_began > budget_s:
+            break
     return texts
 
 
@@ -80,10 +84,11 @@ def _encode(model: LanguageModel, prompt: str) -> list[int]:
     return conversation.encode_chat(model, [{"role": "user", "content": prompt}])
 
 
-def time_passes(context: Context, texts: Sequence[Text], num_repeats: int = 5) -> dict[int, float]:
-    """Number of tokens -> median seconds of a pass over as many, for `PASS_SIZES`."""
+def time_passes(context: Context, texts: Sequence[Text], budget_s: float, num_repeats: int = 5) -> dict[int, float]:
+    """Number of tokens -> median seconds of a pass over as many, for `PASS_SIZES`; at least one repeat counts."""
     base, following = _base(texts, max(PASS_SIZES) - 1)
     times = np.zeros((num_repeats + 1, len(PASS_SIZES)))
+    first_began = time.perf_counter()
     for repeat in range(num_repeats + 1):
         for column, size in enumerate(PASS_SIZES):
             context.sync(base)
@@ -91,20 +96,30 @@ def time_passes(context: Context, texts: Sequence[Text], num_repeats: int = 5) -
             context.score(Draft.chain(following[: size - 1]))
             times[repeat, column] = time.perf_counter() - began
             context.keep(())
+        if repeat and time.perf_counter() - first_began > budget_s:
+            times = times[: repeat + 1]
+            break
     # The first repeat read the base, and touched pages and kernels for the first time.
     return dict(zip(PASS_SIZES, map(float, np.median(times[1:], axis=0)), strict=True))
 
 
 def time_steps(
-    contexts: Sequence[Context], texts: Sequence[Text], *, num_rounds: int, num_steps: int, on_step: OnStep
+    contexts: Sequence[Context],
+    texts: Sequence[Text],
+    budget_s: float,
+    *,
+    num_rounds: int,
+    num_steps: int,
+    on_step: OnStep,
 ) -> Times:
-    """Median seconds of one draft step in each round, shape (contexts, rounds).
+    """Median seconds of one draft step in each round, shape (contexts, rounds); fewer rounds when time is up.
 
     The contexts take turns, so that whatever else the machine does meets all of them. A step is what drafting does: a
     token decoded, the likeliest one looked up, and its probability.
     """
     base, following = _base(texts, num_steps)
     times = np.zeros((len(contexts), num_rounds, num_steps))
+    first_began = time.perf_counter()
     for round_ in range(num_rounds):
         for index, context in enumerate(contexts):
             context.sync(base)
@@ -117,6 +132,9 @@ def time_steps(
                 top_probability(row)
                 times[index, round_, step] = time.perf_counter() - began
             on_step((round_ + (index + 1) / len(contexts)) / num_rounds)
+        if time.perf_counter() - first_began > budget_s:
+            times = times[:, : round_ + 1]
+            break
     return np.median(times, axis=2)
 
 

@@ -35,8 +35,8 @@ OnProgress = Callable[[str, float], None]
 MIN_GAIN = 1.03
 """Less is within the noise of a machine that does other things too: then nothing is changed."""
 
-ANSWERS_S = 12.0
-"""What the target's answers may take; the rest of the work is about four times as much on two cores."""
+ANSWERS_S, PASSES_S, STEPS_S = 12.0, 8.0, 8.0
+"""What each kind of measurement may take; converting 0.5 B weights four times takes about 15 s."""
 
 _SPARE_BYTES = 256 << 20
 _MEMORY_SHARE = 0.6
@@ -280,7 +280,7 @@ class _Tuning:
                 told = self._part("reading answers of the target", 0.04, 0.30)
                 self._texts = calibration.greedy_answers(target, context, ANSWERS_S, told)
                 self._on_progress("timing passes of the target", 0.30)
-                self._pass_s = calibration.time_passes(context, self._texts)
+                self._pass_s = calibration.time_passes(context, self._texts, PASSES_S)
 
     def _check_space(self, num_params: int) -> None:
         needed = sum(int(num_params * candidate.bits / 8) for candidate in self._candidates) + _SPARE_BYTES
@@ -330,7 +330,7 @@ class _Tuning:
                 agreements.append(calibration.follow(context, self._texts, self._num_shared))
                 told(0.6 * (index + 1) / len(contexts))
             times = calibration.time_steps(
-                contexts, self._texts, num_rounds=5, num_steps=6, on_step=lambda share: told(0.6 + 0.4 * share)
+                contexts, self._texts, STEPS_S, num_rounds=5, num_steps=6, on_step=lambda share: told(0.6 + 0.4 * share)
             )
         return [
             Measurement(
@@ -357,7 +357,7 @@ class _Tuning:
                 with contextlib.suppress(BackendError):
                     opened.append((label, variant, self._context(stack, model, variant)))
             times = calibration.time_steps(
-                [context for *_, context in opened], self._texts, num_rounds=5, num_steps=4, on_step=told
+                [context for *_, context in opened], self._texts, STEPS_S, num_rounds=5, num_steps=4, on_step=told
             )
         settings = [
             Setting(label, float(np.median(times[0] / row)), variant)

@@ -18,6 +18,7 @@ from models import CHATML, sentencepiece_vocabulary, tiny
 
 from specdec_cli import calibration, llama, requantize, selfcheck, tuned, tuning
 from specdec_cli.calibration import Text
+from specdec_cli.cli import pull as pull_module
 from specdec_cli.cli.app import invoke
 from specdec_cli.cli.tune import tune_after_pull
 from specdec_cli.errors import BackendError, ExitCode, IncompatibleModelsError, ModelLoadError, ModelMissingError
@@ -232,9 +233,9 @@ def test_answers_are_shorter_where_the_target_is_slow(monkeypatch: pytest.Monkey
     monkeypatch.setattr(calibration, "MAX_ANSWER", 48)
     model = FakeModel(0, "".join(map(chr, range(32, 127))))
     context = model.open_context(ContextOptions(512))
-    for budget_s, length in ((0.0, calibration.MIN_ANSWER), (1000.0, 48)):
+    for budget_s, length, num in ((0.0, calibration.MIN_ANSWER, 1), (1000.0, 48, len(calibration.PROMPTS))):
         texts = calibration.greedy_answers(model, context, budget_s, lambda _: None)
-        assert len(texts) == len(calibration.PROMPTS)
+        assert len(texts) == num
         assert all(len(t.answer) == length or t.answer[-1] in model.stop_tokens for t in texts)
 
 
@@ -260,10 +261,21 @@ def test_steps_are_timed_in_turns() -> None:
     contexts = [FakeContext.random(seed) for seed in range(3)]
     texts = [Text(tuple([1] * 40), tuple([2, 3] * 20))]
     shares: list[float] = []
-    times = calibration.time_steps(contexts, texts, num_rounds=4, num_steps=5, on_step=shares.append)
+    times = calibration.time_steps(contexts, texts, 100.0, num_rounds=4, num_steps=5, on_step=shares.append)
     assert times.shape == (3, 4)
     assert (times > 0).all()
     assert (len(shares), shares[-1]) == (12, 1.0)
+    few = calibration.time_steps(contexts, texts, 0.0, num_rounds=4, num_steps=5, on_step=shares.append)
+    assert few.shape == (3, 1)
+
+
+def test_passes_are_timed_within_a_budget() -> None:
+    for budget_s in (0.0, 100.0):
+        context = FakeContext.random(1)
+        passes = calibration.time_passes(context, [Text(tuple([1] * 40), tuple([2, 3] * 20))], budget_s)
+        assert set(passes) == set(calibration.PASS_SIZES)
+        assert all(seconds > 0 for seconds in passes.values())
+        assert budget_s or context.num_calls < 3 * len(passes)
 
 
 # --- what is remembered ------------------------------------------------------------------------------------------
@@ -603,6 +615,23 @@ def test_after_a_pull(
     assert (out, err) == ("", "draft for this machine: Q4_0 (because)\n")
     tune_after_pull(*pair, quiet=True)
     assert capfd.readouterr().err == ""
+
+
+def test_pull_ends_with_tuning(
+    pair: tuple[Path, Path],
+    tunings: list[tuple[Path, Path]],
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    found = SimpleNamespace(name="p", target=SimpleNamespace(sha256=None), draft=SimpleNamespace(sha256=None))
+    monkeypatch.setattr(pull_module, "pull_pair", lambda *_, **__: (found, *pair))
+    assert invoke(["pull", "--no-tune"]) == 0
+    assert (tunings, capfd.readouterr()) == ([], (f"{pair[0]}\n{pair[1]}\n", ""))
+    assert invoke(["pull"]) == 0
+    assert (tunings, capfd.readouterr().out) == ([pair], f"{pair[0]}\n{pair[1]}\n")
+    assert invoke(["pull", "--json"]) == 0
+    out, err = capfd.readouterr()
+    assert (json.loads(out)["pair"], err) == ("p", "")
 
 
 def test_after_a_pull_only_once_and_only_models(

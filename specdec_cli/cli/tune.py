@@ -106,4 +106,5 @@ def tune_after_pull(target: Path, draft: Path, *, quiet: bool) -> None:
         typer.echo(f"Warning: the draft was not tuned: {reason}; `specdec tune` tries again", err=True)
         return
     if not quiet:
-        typer.echo(f"draft for this machine: {report.chosen.label} ({report.reason})", err=True)
+        again = "; other programs took cores meanwhile, `specdec tune` measures again" if report.is_crowded else ""
+        typer.echo(f"draft for this machine: {report.chosen.label} ({report.reason}){again}", err=True)
