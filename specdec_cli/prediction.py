@@ -7,6 +7,7 @@ it does. A text of the target's own is replayed under that rule.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,6 +20,7 @@ LOOKAHEAD = 8
 
 _BUCKETS = (0.2, 0.4, 0.6, 0.8, 0.9, 0.97)
 _PRIOR_WEIGHT = 4.0
+_QUANTILES = (np.arange(8) + 0.5) / 8
 _MAX_ITERATIONS = 12
 _CLOSE_ENOUGH = 1e-3
 
@@ -84,48 +86,72 @@ def pass_times(pass_s: Mapping[int, float]) -> Floats:
     return np.asarray(times, np.float64)
 
 
-def _replay(chances: Floats, matches: Sequence[bool], step_s: float, passes: Floats, rate: float) -> float:
-    """Tokens per second over the text when a second is worth `rate` tokens."""
-    mean = float(chances.mean())
-    position, total_s, num_tokens = 0, 0.0, len(matches)
-    while position < num_tokens:
-        room = min(MAX_DRAFT, num_tokens - position - 1)
-        num_drafted, num_kept = _draft(chances[position : position + room], mean, step_s, passes, rate)
-        total_s += num_drafted * step_s + float(passes[1 + num_kept])
-        position += 1
-        for index in range(position - 1, position - 1 + num_kept):
-            if not matches[index]:
-                break
-            position += 1
-    return num_tokens / total_s
+@dataclass(frozen=True, slots=True)
+class _Prices:
+    """What the decisions of a replay compare.
 
-
-def _draft(chances: Floats, mean: float, step_s: float, passes: Floats, rate: float) -> tuple[int, int]:
-    """How many tokens a round drafts, and how many of them it has the target score."""
-    reach = 1.0
-    for num_kept, chance in enumerate(map(float, chances)):
-        if _worth(reach, mean, 1 + num_kept, step_s, passes, rate) < 0:
-            return num_kept, num_kept
-        reach *= chance
-        # Its own step is spent: what is left to decide is whether it is worth its place in the pass.
-        kept = reach - rate * float(passes[2 + num_kept] - passes[1 + num_kept])
-        if kept + max(0.0, _worth(reach, mean, 2 + num_kept, step_s, passes, rate)) < 0:
-            return num_kept + 1, num_kept
-    return len(chances), len(chances)
-
-
-def _worth(reach: float, mean: float, num_pass: int, step_s: float, passes: Floats, rate: float) -> float:
-    """Tokens gained by the best plan of one or more further tokens behind a pass of `num_pass`, less the time's worth.
-
-    Args:
-        reach: probability that everything drafted so far is accepted.
-        mean: acceptance expected of a token that is not drafted yet.
-        num_pass: tokens of the pass as it stands.
+    Attributes:
+        levels: acceptance that a token not drafted yet may turn out to have, equally likely each, shape (8,).
         step_s: seconds of one draft step.
         passes: what `pass_times` gives.
         rate: tokens that a second is worth.
     """
-    further = np.arange(1, LOOKAHEAD + 1)
-    gained = reach * np.cumsum(mean**further)
-    spent_s = further * step_s + passes[num_pass + further] - passes[num_pass]
-    return float(np.max(gained - rate * spent_s))
+
+    levels: Floats
+    step_s: float
+    passes: Floats
+    rate: float
+
+    def place(self, num_pass: int) -> float:
+        """Tokens that one more place in a pass over `num_pass` costs."""
+        return float(self.rate * (self.passes[num_pass + 1] - self.passes[num_pass]))
+
+    def plan(self, reach: Floats, num_pass: int) -> Floats:
+        """Tokens gained by the best plan of further tokens, less what its time is worth; its length is fixed now.
+
+        Args:
+            reach: probabilities that everything drafted so far is accepted, shape (n,).
+            num_pass: tokens of the pass as it stands.
+
+        Returns:
+            Shape (n,).
+        """
+        further = np.arange(1, LOOKAHEAD + 1)
+        gained = np.cumsum(self.levels.mean() ** further)
+        spent_s = further * self.step_s + self.passes[num_pass + further] - self.passes[num_pass]
+        return np.asarray((reach[:, None] * gained - self.rate * spent_s).max(axis=1))
+
+    def kept(self, reach: Floats, num_pass: int) -> Floats:
+        """Tokens gained by keeping a drafted token, and going on where that pays, shape (n,)."""
+        return np.asarray(reach - self.place(num_pass) + np.maximum(0, self.plan(reach, num_pass + 1)))
+
+    def draft(self, reach: float, num_pass: int) -> float:
+        """Tokens gained by drafting one more: as part of a plan, or to see how confident it is and decide then."""
+        seen = np.maximum(0, self.kept(reach * self.levels, num_pass)).mean() - self.rate * self.step_s
+        return max(float(seen), float(self.plan(np.array([reach]), num_pass)[0]))
+
+
+def _replay(chances: Floats, matches: Sequence[bool], step_s: float, passes: Floats, rate: float) -> float:
+    """Tokens per second over the text when a second is worth `rate` tokens."""
+    prices = _Prices(np.quantile(chances, _QUANTILES), step_s, passes, rate)
+    position, total_s, num_tokens = 0, 0.0, len(matches)
+    while position < num_tokens:
+        room = min(MAX_DRAFT, num_tokens - position - 1)
+        num_drafted, num_kept = _draft(chances[position : position + room], prices)
+        total_s += num_drafted * step_s + float(passes[1 + num_kept])
+        drafted = matches[position : position + num_kept]
+        position += 1 + next((index for index, match in enumerate(drafted) if not match), num_kept)
+    return num_tokens / total_s
+
+
+def _draft(chances: Floats, prices: _Prices) -> tuple[int, int]:
+    """How many tokens a round drafts, and how many of them it has the target score."""
+    reach = 1.0
+    for num_kept, chance in enumerate(map(float, chances)):
+        if prices.draft(reach, 1 + num_kept) < 0:
+            return num_kept, num_kept
+        reach *= chance
+        # Its own step is spent: what is left to decide is whether it is worth its place in the pass.
+        if prices.kept(np.array([reach]), 1 + num_kept)[0] < 0:
+            return num_kept + 1, num_kept
+    return len(chances), len(chances)

@@ -47,8 +47,8 @@ def test_four_tokens_can_pay_where_one_does_not() -> None:
 
 def test_confidence_tells_where_to_draft() -> None:
     matches = agreement(0.6)
-    told = predict_rate([0.98 if match else 0.1 for match in matches], matches, 0.01, PASSES)
-    assert told > 1.1 * predict_rate([0.6] * 200, matches, 0.01, PASSES)
+    told = predict_rate([0.98 if match else 0.1 for match in matches], matches, 0.02, PASSES)
+    assert told > 1.1 * predict_rate([0.6] * 200, matches, 0.02, PASSES)
 
 
 @given(
