@@ -42,6 +42,7 @@ _SPARE_BYTES = 256 << 20
 _MEMORY_SHARE = 0.6
 _SPARE_CORES = 0.3
 _LOST_AGREEMENT = 0.05
+_CROWDED = "other programs took cores meanwhile, which makes times worthless: nothing was decided"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +118,7 @@ class TuneReport:
         measurements: the published file first.
         settings: other ways to run the chosen file.
         failures: formats that could not be made, with the reason.
-        is_crowded: other programs took cores meanwhile, so that the times are uncertain.
+        is_crowded: other programs took cores meanwhile; then nothing is decided and what was found before stays.
         wall_s: seconds that all of it took.
     """
 
@@ -197,6 +198,9 @@ def tune(
         report = replace(report, wall_s=time.perf_counter() - began)
         if dry_run:
             return replace(report, chosen=replace(report.chosen, path=draft))
+        if report.is_crowded:
+            tuned.sweep()
+            return report
         tuned.remember(target, draft, report.chosen, sha256, report.document())
     return report
 
@@ -244,18 +248,31 @@ class _Tuning:
         self._failures: list[tuple[str, str]] = []
 
     def run(self) -> TuneReport:
-        """Read, convert, measure, choose."""
+        """Read, convert, measure, choose; nothing is chosen by times that other programs have stretched."""
         load = _Load()
         self._read_target()
-        crowded = load.is_crowded()
+        if load.is_crowded():
+            return self._report(Tuned(self._draft), _CROWDED, is_crowded=True)
         files = [(PUBLISHED, self._draft), *self._convert()]
         load = _Load()
         measurements = self._measure(files)
-        crowded = crowded or load.is_crowded()
         chosen, reason = _choose(measurements, dict(files), 1 / self._pass_s[1])
-        settings = self._try_settings(chosen, crowded=crowded)
+        settings = self._try_settings(chosen)
+        if load.is_crowded():
+            return self._report(Tuned(self._draft), _CROWDED, measurements, settings, is_crowded=True)
         if settings and settings[0].gain > MIN_GAIN:
             chosen, reason = settings[0].tuned, f"{reason}; with {settings[0].label} a step is faster still"
+        return self._report(chosen, reason, measurements, settings)
+
+    def _report(
+        self,
+        chosen: Tuned,
+        reason: str,
+        measurements: Sequence[Measurement] = (),
+        settings: Sequence[Setting] = (),
+        *,
+        is_crowded: bool = False,
+    ) -> TuneReport:
         return TuneReport(
             chosen,
             reason,
@@ -264,7 +281,7 @@ class _Tuning:
             tuple(measurements),
             tuple(settings),
             tuple(self._failures),
-            crowded,
+            is_crowded,
         )
 
     def _read_target(self) -> None:
@@ -344,11 +361,11 @@ class _Tuning:
             for (label, path), (confidences, matches), row in zip(files, agreements, times, strict=True)
         ]
 
-    def _try_settings(self, chosen: Tuned, *, crowded: bool) -> list[Setting]:
+    def _try_settings(self, chosen: Tuned) -> list[Setting]:
         """Other settings for the chosen file, the fastest first; they are compared round by round."""
         told = self._part("trying settings", 0.90, 1.0)
         told(0.0)
-        options = _variants(chosen, crowded=crowded)
+        options = _variants(chosen)
         with contextlib.ExitStack() as stack:
             model = stack.enter_context(self._model(chosen.path))
             opened: list[tuple[str, Tuned, Context]] = []
@@ -399,12 +416,11 @@ def _choose(measurements: Sequence[Measurement], files: dict[str, Path], baselin
     return Tuned(files[PUBLISHED]), f"no other format promises {MIN_GAIN - 1:.0%} more than the published one"
 
 
-def _variants(chosen: Tuned, *, crowded: bool) -> list[tuple[str, Tuned]]:
+def _variants(chosen: Tuned) -> list[tuple[str, Tuned]]:
     """The chosen file as it is, then each setting changed alone."""
     variants = [("default settings", chosen)]
     half = default_threads() // 2
-    # Beside other programs fewer threads win, but only as long as those run.
-    if half and not crowded:
+    if half:
         variants.append((f"{half} of {default_threads()} threads", replace(chosen, threads=half)))
     return [
         *variants,

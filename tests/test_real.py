@@ -119,6 +119,8 @@ def test_another_format_agrees_as_well_and_keeps_nothing(files: tuple[Path, Path
     candidates = [candidate for candidate in CANDIDATES if candidate.label == "Q4_0 pure"]
     had = find_tuned(*files)
     report = tune(*files, dry_run=True, candidates=candidates)
+    if report.is_crowded:
+        pytest.skip(report.reason)
     published, converted = report.measurements
     print(f"{report.wall_s:.0f} s, passes {report.pass_s}, {published}, {converted}")
     assert converted.size < published.size

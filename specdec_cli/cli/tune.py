@@ -105,6 +105,7 @@ def tune_after_pull(target: Path, draft: Path, *, quiet: bool) -> None:
         reason = error.message if isinstance(error, SpecdecError) else str(error)
         typer.echo(f"Warning: the draft was not tuned: {reason}; `specdec tune` tries again", err=True)
         return
-    if not quiet:
-        again = "; other programs took cores meanwhile, `specdec tune` measures again" if report.is_crowded else ""
-        typer.echo(f"draft for this machine: {report.chosen.label} ({report.reason}){again}", err=True)
+    if report.is_crowded:
+        typer.echo(f"Warning: {report.reason}; `specdec tune` tries again", err=True)
+    elif not quiet:
+        typer.echo(f"draft for this machine: {report.chosen.label} ({report.reason})", err=True)

@@ -23,9 +23,8 @@ def print_tune(report: TuneReport, stream: TextIO, color: ColorMode = "auto", *,
     for label, reason in report.failures:
         console.print(Text(f"{label} could not be made: {reason}", "yellow"))
     if report.is_crowded:
-        console.print(
-            Text("Warning: other programs took cores meanwhile; tune again when they are done", "bold yellow")
-        )
+        console.print(Text(f"Warning: {report.reason}; tune again when they are done", "bold yellow"))
+        return
     verb = "would use" if dry_run else "from now on"
     console.print(Text.assemble(f"{verb}: ", (report.chosen.label, "bold green"), f" ({report.reason})"))
 
