@@ -41,7 +41,7 @@ class Timing:
             # Large passes are bound by arithmetic, so their time grows in proportion.
             low, high = sizes[-2:]
             slope = max(0.0, measured[high] - measured[low]) / (high - low)
-            beyond = _KNOTS > high
+            beyond = high < _KNOTS
             self._seconds[beyond] = max(measured[high], _MIN_SECONDS) + slope * (_KNOTS[beyond] - high)
         self._refresh()
 

@@ -33,6 +33,18 @@ KV_TYPES = {
 }
 """Names of the cache types that `--kv-type` takes."""
 
+FORMATS = {
+    "Q8_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q8_0,
+    "Q4_0": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_0,
+    "Q4_K_S": llama_cpp.LLAMA_FTYPE_MOSTLY_Q4_K_S,
+}
+"""Names of the file formats that `quantize` makes."""
+
+_FLASH_ATTENTION = {
+    None: llama_cpp.LLAMA_FLASH_ATTN_TYPE_AUTO,
+    True: llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
+    False: llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
+}
 _LOG_DEBUG, _LOG_ERROR, _LOG_CONT = 1, 4, 5
 _NEGLIGIBLE_ATTRS = llama_cpp.LLAMA_TOKEN_ATTR_UNUSED | llama_cpp.LLAMA_TOKEN_ATTR_UNDEFINED
 
@@ -145,6 +157,11 @@ class Model:
         return int(llama_cpp.llama_vocab_n_tokens(self.vocab))
 
     @cached_property
+    def num_params(self) -> int:
+        """Number of weights."""
+        return int(llama_cpp.llama_model_n_params(self.handle))
+
+    @cached_property
     def max_ctx(self) -> int:
         """Tokens of context that the model was trained for."""
         return int(llama_cpp.llama_model_n_ctx_train(self.handle))
@@ -246,6 +263,34 @@ def _on_load_progress(_share: float, _user_data: ctypes.c_void_p) -> bool:
     return not interrupt.stop_requested()
 
 
+def quantize(source: Path, destination: Path, ftype: str, *, pure: bool, threads: int) -> None:
+    """Write a model in another format, whatever format it has now.
+
+    What llama.cpp cannot do may end the process, and a failure leaves half a file: `specdec_cli.requantize` is safe.
+
+    Args:
+        source: a GGUF file.
+        destination: overwritten.
+        ftype: a name of `FORMATS`.
+        pure: the same format for every matrix; llama.cpp otherwise spares some that matter more.
+        threads: how many to use.
+
+    Raises:
+        BackendError: with llama.cpp's own reason.
+    """
+    llama_cpp.llama_backend_init()
+    params = llama_cpp.llama_model_quantize_default_params()
+    params.ftype = FORMATS[ftype]
+    params.allow_requantize = True
+    params.pure = pure
+    params.nthread = threads
+    _log_lines.clear()
+    if llama_cpp.llama_model_quantize(os.fsencode(source), os.fsencode(destination), ctypes.byref(params)) != 0:
+        raise BackendError(
+            f"llama.cpp could not convert `{source.name}` to {ftype}: {last_error() or 'no reason given'}"
+        )
+
+
 def check_vocabularies(target: Model, draft: Model) -> int:
     """Number of leading token ids that both models have in common.
 
@@ -319,6 +364,7 @@ class LlamaContext(CachedContext):
         params.kv_unified = options.max_leaves > 1
         params.n_threads = params.n_threads_batch = options.threads or default_threads()
         params.type_k = params.type_v = KV_TYPES[options.kv_type]
+        params.flash_attn_type = _FLASH_ATTENTION[options.flash_attention]
         params.no_perf = True
         function, argument = interrupt.abort_callback()
         params.abort_callback = llama_cpp.ggml_abort_callback(function)

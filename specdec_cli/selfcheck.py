@@ -15,8 +15,6 @@ import json
 import os
 import platform
 import shlex
-import signal
-import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Iterable, Sequence
@@ -24,6 +22,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdec_cli import paths
+from specdec_cli.child import failure, forbid_core_dump
 from specdec_cli.errors import BackendError
 from specdec_cli.files import read_object, replace_text
 from specdec_cli.tiny import write_tiny_model
@@ -113,12 +112,12 @@ def _try_both(command: Command, time_limit_s: float) -> Verdict:
     with tempfile.TemporaryDirectory(prefix="specdec-") as folder:
         model = Path(folder, "tiny.gguf")
         write_tiny_model(model)
-        if not _failure(command(model, True), time_limit_s, folder):
+        if not failure(command(model, True), time_limit_s, folder):
             return Verdict(True, is_new=True)
-        failure = _failure(command(model, False), time_limit_s, folder)
-    if failure:
+        reason = failure(command(model, False), time_limit_s, folder)
+    if reason:
         raise BackendError(
-            f"llama.cpp does not work on this machine: a test process {failure}",
+            f"llama.cpp does not work on this machine: a test process {reason}",
             f"build it again: {repair_command()}",
         )
     return Verdict(False, is_new=True)
@@ -126,44 +125,6 @@ def _try_both(command: Command, time_limit_s: float) -> Verdict:
 
 def _child_command(model: Path, use_extra_bufts: bool) -> Sequence[str]:
     return [sys.executable, "-m", "specdec_cli.selfcheck", str(model), "--extra-bufts", str(int(use_extra_bufts))]
-
-
-def _failure(command: Sequence[str], time_limit_s: float, folder: str) -> str:
-    """How a child failed, in words; empty when it did not."""
-    # Python would import modules from the current directory, which is the user's; what this process can import, the
-    # child can import all the same.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)}
-    try:
-        code, errors = _run(command, time_limit_s, folder, environment)
-    except subprocess.TimeoutExpired:
-        return f"did not answer within {time_limit_s:g} s"
-    except OSError as error:
-        return f"could not be started: {error}"
-    return _ending(code, errors.decode("utf-8", "replace"))
-
-
-def _run(command: Sequence[str], time_limit_s: float, folder: str, environment: dict[str, str]) -> tuple[int, bytes]:
-    """Exit code and standard error of a process that is gone when this returns or raises."""
-    pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    with subprocess.Popen(command, stdin=null, stdout=null, stderr=pipe, cwd=folder, env=environment) as child:
-        try:
-            _, errors = child.communicate(timeout=time_limit_s)
-        except BaseException:
-            # subprocess.run would not wait for it after Ctrl-C.
-            child.kill()
-            child.wait()
-            raise
-        return child.returncode, errors
-
-
-def _ending(code: int, errors: str) -> str:
-    if code == 0:
-        return ""
-    if code < 0:
-        with contextlib.suppress(ValueError):
-            return f"died of {signal.Signals(-code).name}"
-    last_line = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "")
-    return f"ended with code {code}" + (f": {last_line}" if last_line else "")
 
 
 # --- what is remembered, and for what ------------------------------------------------------------------------------
@@ -273,16 +234,9 @@ def _decode_some(model_path: Path, use_extra_bufts: bool) -> bool:
 
 def _child_main(arguments: Sequence[str]) -> int:
     """`MODEL --extra-bufts 0|1`: what `check` runs; exit code 0 when decoding works."""
-    _forbid_core_dump()
+    forbid_core_dump()
     model, _flag, use_extra_bufts = arguments
     return 0 if _decode_some(Path(model), use_extra_bufts == "1") else 1
-
-
-def _forbid_core_dump() -> None:
-    with contextlib.suppress(ImportError, OSError, ValueError):
-        import resource
-
-        resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
 
 
 if __name__ == "__main__":

@@ -178,9 +178,9 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
         message = f"cannot write to {path.parent}: {error.strerror}"
         raise DownloadError(message, hint="`SPECDEC_HOME` moves the directory") from error
     with stream:
-        if not _try_lock(stream):
+        if not try_lock(stream):
             progress.note(f"another process is downloading {path.name}; waiting for it")
-            while not _try_lock(stream):
+            while not try_lock(stream):
                 time.sleep(_POLL_S)
         yield
 
@@ -188,7 +188,8 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
 if sys.platform == "win32":
     import msvcrt
 
-    def _try_lock(stream: IO[str]) -> bool:
+    def try_lock(stream: IO[str]) -> bool:
+        """Lock an open file; False while another process holds it."""
         try:
             msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
         except OSError:
@@ -197,7 +198,8 @@ if sys.platform == "win32":
 else:
     import fcntl
 
-    def _try_lock(stream: IO[str]) -> bool:
+    def try_lock(stream: IO[str]) -> bool:
+        """Lock an open file; False while another process holds it."""
         try:
             fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

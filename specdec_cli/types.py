@@ -390,12 +390,14 @@ class ContextOptions:
         threads: for decoding; None is every physical core.
         kv_type: type of the cache, a name of `specdec_cli.llama.KV_TYPES`.
         max_leaves: leaves of the widest draft tree.
+        flash_attention: None leaves the choice to llama.cpp; a quantized cache needs it.
     """
 
     num_ctx: int
     threads: int | None = None
     kv_type: str = "f16"
     max_leaves: int = 1
+    flash_attention: bool | None = None
 
 
 class Context(Protocol):

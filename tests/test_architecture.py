@@ -17,14 +17,17 @@ NAME = PACKAGE.name
 # A module imports from its own layer (without a cycle) and from the ones above. A new module needs a line here.
 LAYERS = (
     ("errors", "distribution", "types"),
-    ("repetition", "sampling", "verify", "cost", "acceptance", "draft_length", "stats", "text", "interrupt"),
+    (
+        "repetition", "sampling", "verify", "cost", "acceptance", "draft_length", "prediction", "stats", "text",
+        "interrupt",
+    ),
     ("context", "engine", "drafters", "testing"),
     ("llama",),
     (
-        "tiny", "selfcheck", "constraint", "settings", "paths", "files", "registry", "sources", "config", "gguf",
-        "ngram_store",
+        "child", "tiny", "selfcheck", "requantize", "constraint", "settings", "paths", "files", "registry", "sources",
+        "config", "gguf", "ngram_store",
     ),
-    ("choice", "conversation", "prompts", "measuring", "session", "check", "bench"),
+    ("choice", "conversation", "prompts", "measuring", "calibration", "tuned", "tuning", "session", "check", "bench"),
     ("render",),
     ("cli", "__main__"),
 )  # fmt: skip

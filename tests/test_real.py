@@ -22,6 +22,7 @@ from specdec_cli.errors import IncompatibleModelsError
 from specdec_cli.registry import load_registry
 from specdec_cli.session import Session, SessionOptions, Structure
 from specdec_cli.sources import SilentProgress, fetch
+from specdec_cli.tuning import CANDIDATES, find_tuned, tune
 from specdec_cli.types import PLAIN_DECODING, SamplingParams
 
 pytestmark = pytest.mark.real
@@ -112,6 +113,20 @@ def test_seed_repeats_a_sampled_answer(session: Session) -> None:
         session.clear()
         answers.append(session.generate(PROMPTS["story"], sampling=params, max_tokens=24).tokens)
     assert answers[0] == answers[1]
+
+
+def test_another_format_agrees_as_well_and_keeps_nothing(files: tuple[Path, Path]) -> None:
+    candidates = [candidate for candidate in CANDIDATES if candidate.label == "Q4_0 pure"]
+    had = find_tuned(*files)
+    report = tune(*files, dry_run=True, candidates=candidates)
+    if report.is_crowded:
+        pytest.skip(report.reason)
+    published, converted = report.measurements
+    print(f"{report.wall_s:.0f} s, passes {report.pass_s}, {published}, {converted}")
+    assert converted.size < published.size
+    assert published.agreement > 0.4
+    assert abs(converted.agreement - published.agreement) < 0.15
+    assert find_tuned(*files) == had
 
 
 def test_vocabularies_of_two_families_do_not_fit(files: tuple[Path, Path]) -> None:

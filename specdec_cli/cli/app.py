@@ -13,6 +13,7 @@ from specdec_cli.cli.ngram import app as ngram_app
 from specdec_cli.cli.options import AliasCommand
 from specdec_cli.cli.pull import pull
 from specdec_cli.cli.run import run
+from specdec_cli.cli.tune import tune
 from specdec_cli.errors import ExitCode, SpecdecError
 
 _EPILOG = (
@@ -43,6 +44,7 @@ specdec run --target big.gguf --draft small.gguf -f prompt.txt
 
 app.command(cls=AliasCommand, epilog=RUN_EXAMPLES)(run)
 app.command()(pull)
+app.command()(tune)
 app.command(cls=AliasCommand)(check)
 app.add_typer(ngram_app)
 

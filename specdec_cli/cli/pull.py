@@ -48,8 +48,9 @@ def pull(
     offline: opt.OfflineOption = False,
     quiet: opt.QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document instead of the paths")] = False,
+    no_tune: Annotated[bool, typer.Option("--no-tune", help="do not look for a faster format of the draft")] = False,
 ) -> None:
-    """Download a matched target and draft model."""
+    """Download a matched target and draft model, then make the draft fit this machine, see `specdec tune`."""
     found, target, draft = pull_pair(pair, offline=offline, quiet=quiet)
     if as_json:
         document = {
@@ -61,6 +62,11 @@ def pull(
         typer.echo(json.dumps(document, indent=2))
     else:
         typer.echo(f"{target}\n{draft}")
+    if not no_tune:
+        # Inside, and last: who reads the paths has them.
+        from specdec_cli.cli.tune import tune_after_pull
+
+        tune_after_pull(target, draft, quiet=quiet or as_json)
 
 
 def _file_record(spec: ModelSpec, path: Path) -> dict[str, str | int | None]:

@@ -1,10 +1,12 @@
-"""Download progress on stderr: a bar on a terminal, a few plain lines elsewhere, nothing when quiet."""
+"""Progress on stderr, of downloads and other work: a bar on a terminal, a few lines elsewhere, nothing when quiet."""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import sys
 import time
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from specdec_cli.sources import Progress, SilentProgress, format_size
@@ -25,6 +27,42 @@ def make_progress(quiet: bool = False) -> Progress:
     if sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
         return BarProgress()
     return LineProgress()
+
+
+@contextlib.contextmanager
+def make_steps(quiet: bool = False) -> Iterator[Callable[[str, float], None]]:
+    """A function to tell what is being done and the share that is done; it shows that where it fits."""
+    if quiet or os.environ.get("SPECDEC_NO_PROGRESS"):
+        yield lambda _text, _share: None
+    elif sys.stderr.isatty() and os.environ.get("TERM") != "dumb":
+        with _step_bar() as show:
+            yield show
+    else:
+        yield _step_lines()
+
+
+@contextlib.contextmanager
+def _step_bar() -> Iterator[Callable[[str, float], None]]:
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+
+    columns = (BarColumn(), TaskProgressColumn(), TextColumn("{task.description}", markup=False))
+    with Progress(*columns, console=Console(stderr=True), transient=True) as bar:
+        task = bar.add_task("", total=1.0)
+        yield lambda text, share: bar.update(task, description=text, completed=share)
+
+
+def _step_lines() -> Callable[[str, float], None]:
+    """One line for each thing that is begun."""
+    shown = [""]
+
+    def show(text: str, _share: float) -> None:
+        if text != shown[0]:
+            shown[0] = text
+            sys.stderr.write(f"{text}\n")
+            sys.stderr.flush()
+
+    return show
 
 
 def _headline(name: str, size: int | None, source: str) -> str:
