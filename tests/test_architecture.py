@@ -17,17 +17,23 @@ NAME = PACKAGE.name
 # A module imports from its own layer (without a cycle) and from the ones above. A new module needs a line here.
 LAYERS = (
     ("errors", "distribution", "types"),
-    ("repetition", "sampling", "verify", "cost", "acceptance", "draft_length", "stats", "text", "interrupt"),
+    ("repetition", "sampling", "verify", "cost", "acceptance", "draft_length", "stats", "interval", "text", "interrupt"),
     ("context", "engine", "drafters", "testing"),
     ("llama",),
     ("tiny", "selfcheck", "constraint", "settings", "paths", "files", "registry", "sources", "config", "gguf"),
-    ("choice", "conversation", "prompts", "measuring", "session", "check", "bench"),
+    ("choice", "conversation", "prompts", "measuring", "provenance", "session", "check", "bench"),
     ("render",),
     ("cli", "__main__"),
 )
 LAYER_OF = {name: index for index, names in enumerate(LAYERS) for name in names}
 NUMPY_ONLY = {name for names in LAYERS[:3] for name in names}
-ONLY_IN = {"llama_cpp": {"llama"}, "rich": {"render", "cli"}, "typer": {"render", "cli"}}
+ONLY_IN = {
+    "llama_cpp": {"llama"},
+    "rich": {"render", "cli"},
+    "typer": {"render", "cli"},
+    "matplotlib": {"render"},
+    "tomlkit": {"config"},
+}
 
 Import = tuple[str, bool]
 
