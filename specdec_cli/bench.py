@@ -235,9 +235,12 @@ class Measurement:
 
     @property
     def best(self) -> Setting | None:
-        """The setting with the largest geometric-mean speed-up; None when its interval does not clear 1."""
-        found = [(self.part(setting.name).speedup, setting) for setting in self.plan.settings]
-        beating = [(speedup.mean, setting) for speedup, setting in found if speedup and speedup.beats_one]
+        """The setting with the largest geometric-mean speed-up of those whose interval is above 1; None without any."""
+        found, num = (
+            [(self.part(setting.name).speedup, setting) for setting in self.plan.settings],
+            len(self.plan.settings),
+        )
+        beating = [(speedup.mean, setting) for speedup, setting in found if speedup and speedup.beats_one(num)]
         return max(beating, key=lambda item: item[0])[1] if beating else None
 
     @property

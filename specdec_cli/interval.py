@@ -10,6 +10,8 @@ import numpy as np
 
 CONFIDENCE = 0.95
 _NUM_BISECTIONS = 60
+_MAX_LOG = 100.0
+"""Two numbers can have an interval beyond what a float holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,20 +20,33 @@ class Ratio:
 
     Attributes:
         mean: the geometric mean.
-        low: lower end of the 95 % interval; None where one number tells nothing about the spread.
-        high: upper end.
-        num_units: independent numbers that the interval rests on.
+        error: standard error of its logarithm; None where one number tells nothing about the spread.
+        num_units: independent numbers that it rests on.
     """
 
     mean: float
-    low: float | None
-    high: float | None
+    error: float | None
     num_units: int
 
     @property
-    def beats_one(self) -> bool:
-        """Whether the whole interval is above 1."""
-        return self.low is not None and self.low > 1
+    def interval(self) -> tuple[float, float] | None:
+        """Both ends of the 95 % interval; None without `error`."""
+        return self._interval(CONFIDENCE)
+
+    def beats_one(self, num_tried: int = 1) -> bool:
+        """Whether the interval is above 1 also when this is the best of several that were tried.
+
+        Of eleven settings that gain nothing one would pass by luck in every fourth sweep, so the chance of error is
+        divided by their number (Bonferroni).
+        """
+        interval = self._interval(1 - (1 - CONFIDENCE) / num_tried)
+        return interval is not None and interval[0] > 1
+
+    def _interval(self, confidence: float) -> tuple[float, float] | None:
+        if self.error is None:
+            return None
+        factor = math.exp(min(t_quantile(self.num_units - 1, confidence) * self.error, _MAX_LOG))
+        return self.mean / factor, self.mean * factor
 
 
 def geometric_mean(groups: Sequence[Sequence[float]]) -> Ratio | None:
@@ -52,10 +67,8 @@ def geometric_mean(groups: Sequence[Sequence[float]]) -> Ratio | None:
         return None
     units = np.array([np.mean(group) for group in filled] if len(filled) > 1 else filled[0], dtype=np.float64)
     mean = float(units.mean())
-    if units.size == 1:
-        return Ratio(math.exp(mean), None, None, 1)
-    half = t_quantile(units.size - 1) * float(units.std(ddof=1)) / math.sqrt(units.size)
-    return Ratio(math.exp(mean), math.exp(mean - half), math.exp(mean + half), int(units.size))
+    error = float(units.std(ddof=1)) / math.sqrt(units.size) if units.size > 1 else None
+    return Ratio(math.exp(mean), error, int(units.size))
 
 
 def t_quantile(freedom: int, confidence: float = CONFIDENCE) -> float:

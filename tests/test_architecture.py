@@ -17,7 +17,18 @@ NAME = PACKAGE.name
 # A module imports from its own layer (without a cycle) and from the ones above. A new module needs a line here.
 LAYERS = (
     ("errors", "distribution", "types"),
-    ("repetition", "sampling", "verify", "cost", "acceptance", "draft_length", "stats", "interval", "text", "interrupt"),
+    (
+        "repetition",
+        "sampling",
+        "verify",
+        "cost",
+        "acceptance",
+        "draft_length",
+        "stats",
+        "interval",
+        "text",
+        "interrupt",
+    ),
     ("context", "engine", "drafters", "testing"),
     ("llama",),
     ("tiny", "selfcheck", "constraint", "settings", "paths", "files", "registry", "sources", "config", "gguf"),

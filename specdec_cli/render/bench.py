@@ -101,7 +101,7 @@ def _part_fields(part: Part) -> Document:
 
 
 def _interval(ratio: Ratio | None) -> list[float] | None:
-    return None if ratio is None or ratio.low is None or ratio.high is None else [ratio.low, ratio.high]
+    return None if ratio is None or ratio.interval is None else list(ratio.interval)
 
 
 def _answer_fields(answer: Answer, measurement: Measurement) -> Document:
@@ -291,7 +291,7 @@ def _settings_table(document: Fields, look: _Look) -> Table:
 
 def _best_line(document: Fields) -> Text:
     if document["best"] == OFF:
-        return Text.assemble("best: ", (OFF, "bold yellow"), ", no setting is faster than plain decoding for certain")
+        return Text.assemble("best: ", (OFF, "bold yellow"), ", none is faster than plain decoding beyond chance")
     part = chosen_result(document)["parts"][ALL]
     style = "bold green" if document["best"] else "bold"
     return Text.assemble("best: ", (chosen_result(document)["setting"], style), f", {speed(part['speedup'])}")

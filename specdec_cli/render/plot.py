@@ -80,6 +80,8 @@ def _speedups(axes: Any, result: Fields) -> None:
     ]
     colors = [_GREEN if name == ALL else _BLUE for name in names]
     axes.bar(range(len(names)), means, yerr=errors, color=colors, capsize=3)
+    # An interval that says nothing must not make the bars too small to see.
+    axes.set_ylim(0, 1.7 * max(1.0, *means))
     axes.axhline(1.0, color=_GRAY, linewidth=1, linestyle="--")
     axes.set_xticks(range(len(names)), names, rotation=30)
     _label(axes, f"speed-up, {result['setting']}", "", "times the baseline (95 %)")
