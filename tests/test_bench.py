@@ -8,7 +8,9 @@ import dataclasses
 import io
 import json
 import math
+import os
 import re
+import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -914,3 +916,25 @@ class TestStoredReports:
     def test_needs_a_measurement(self, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
         assert invoke(["bench", "--report", str(stored(tmp_path, document())), flag]) == 2
         assert f"{flag} needs a measurement" in capsys.readouterr().err
+
+
+# --- pictures --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.usefixtures("models")
+def test_pictures(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr("specdec_cli.cli.prompt._is_terminal", lambda: True)
+    monkeypatch.setattr("specdec_cli.cli.prompt._read_stdin", lambda *, wanted: "")
+    assert invoke(["run", *FILES[1:], "-n", "20", "-t", "0", "-k", "2", "--compare", "--json", "abcabc"]) == 0
+    recorded = tmp_path / "run.jsonl"
+    recorded.write_text(capsys.readouterr().out)
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    script = [sys.executable, str(ROOT / "docs" / "make_pictures.py"), "--out", str(tmp_path)]
+    files = ["--run", str(recorded), "--bench", str(stored(tmp_path, document())), "--command", "specdec run abcabc"]
+    done = subprocess.run([*script, *files], env=environment, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    picture = (tmp_path / "run.svg").read_text().replace("&#160;", " ")
+    for said in ("$ specdec run abcabc", "mean acceptance length", "speed-up", "text-decoration: underline"):
+        assert said in picture
+    assert "<svg" in (tmp_path / "bench.svg").read_text()
