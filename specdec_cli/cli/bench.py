@@ -243,8 +243,7 @@ class _Job:
         self, session: Session, choice: ModelChoice, prompts: list[Prompt], params: SamplingParams
     ) -> dict[str, Any]:
         from specdec_cli import provenance
-        from specdec_cli.bench import Plan, doubts, measure
-        from specdec_cli.render.bench import bench_document
+        from specdec_cli.bench import Plan, measure
         from specdec_cli.render.countdown import Countdown
 
         plan = Plan(prompts, self._settings(session), params, self.max_tokens, self.what.repeat)
@@ -253,16 +252,27 @@ class _Job:
             load = provenance.load()
         with Countdown(sys.stderr, "Measuring", quiet=self.quiet) as countdown:
             measurement = measure(session, plan, countdown)
-        if measurement.interrupted:
+        document = self._document(session, measurement, info, load)
+        if document["interrupted"]:
             # Everything is said and done on the first Ctrl-C; a second one must not have to wait for it.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
+        elif self.report.save:
+            self._save(choice, measurement)
+        return document
+
+    def _document(
+        self, session: Session, measurement: Measurement, info: dict[str, Any], load: float
+    ) -> dict[str, Any]:
+        from specdec_cli.bench import doubts
+        from specdec_cli.render.bench import bench_document
+
         info["settings"]["num_ctx"] = session.num_ctx
         document = bench_document(measurement, info, doubts(measurement, load), swept=self.what.sweep)
-        if not measurement.interrupted:
-            if self.report.check_lossless:
+        if self.report.check_lossless and not measurement.interrupted:
+            try:
                 document["checks"] = {"lossless": self._lossless(session, measurement)}
-            if self.report.save:
-                self._save(choice, measurement)
+            except KeyboardInterrupt:
+                document["interrupted"] = True
         return document
 
     def _settings(self, session: Session) -> list[Setting]:
@@ -276,10 +286,11 @@ class _Job:
         return [Setting.of(drafting)]
 
     def _lossless(self, session: Session, measurement: Measurement) -> dict[str, Any]:
+        from specdec_cli import interrupt
         from specdec_cli.bench import disagreements
         from specdec_cli.render.bench import disagreement_fields
 
-        with status(sys.stderr, "Looking at answers that differ", quiet=self.quiet):
+        with interrupt.stop_on_sigint(), status(sys.stderr, "Looking at answers that differ", quiet=self.quiet):
             found = [disagreement_fields(item) for item in disagreements(session, measurement)]
         return {"passed": all(item["explained"] for item in found), "disagreements": found}
 

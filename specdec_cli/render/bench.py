@@ -184,17 +184,19 @@ def headline(document: Fields) -> str:
     """What was measured, in a few words."""
     settings, models = document["settings"], document["models"]
     names = [models["target"]["file"], *([models["draft"]["file"]] if models["draft"] else [])]
-    temperature = settings["sampling"]["temperature"]
-    repeats = settings["num_repeats"]
     return ", ".join(
         [
             document["pair"] or " + ".join(names),
-            f"{settings['num_prompts']} prompts, {repeats} repeat{'s' if repeats != 1 else ''}",
-            f"up to {settings['max_tokens']} tokens",
-            f"temperature {temperature:g}",
-            f"{settings['threads']} threads",
+            f"{_counted(settings['num_prompts'], 'prompt')}, {_counted(settings['num_repeats'], 'repeat')}",
+            f"up to {_counted(settings['max_tokens'], 'token')}",
+            f"temperature {settings['sampling']['temperature']:g}",
+            _counted(settings["threads"], "thread"),
         ]
     )
+
+
+def _counted(num: int, unit: str) -> str:
+    return f"{num} {unit}{'' if num == 1 else 's'}"
 
 
 # --- tables ----------------------------------------------------------------------------------------------------------

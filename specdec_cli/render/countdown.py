@@ -57,7 +57,10 @@ class Countdown:
 
     def _maybe_line(self, done: int, total: int) -> None:
         now_s = time.monotonic()
-        if not done or now_s - self._shown_s < _LINE_EVERY_S or done - self._shown < _LINE_SHARE * total:
+        if not done:
+            # What came before, a warm-up perhaps, says nothing about the steps.
+            self._started_s = self._shown_s = now_s
+        if not 0 < done < total or now_s - self._shown_s < _LINE_EVERY_S or done - self._shown < _LINE_SHARE * total:
             return
         self._shown, self._shown_s = done, now_s
         left_s = (now_s - self._started_s) / done * (total - done)
