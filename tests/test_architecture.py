@@ -18,8 +18,8 @@ NAME = PACKAGE.name
 LAYERS = (
     ("errors", "distribution", "types"),
     (
-        "repetition", "sampling", "verify", "cost", "acceptance", "draft_length", "prediction", "stats", "text",
-        "interrupt",
+        "repetition", "sampling", "verify", "cost", "acceptance", "draft_length", "prediction", "stats", "interval",
+        "text", "interrupt",
     ),
     ("context", "engine", "drafters", "testing"),
     ("llama",),
@@ -27,13 +27,22 @@ LAYERS = (
         "child", "tiny", "selfcheck", "requantize", "constraint", "settings", "paths", "files", "registry", "sources",
         "config", "gguf", "ngram_store",
     ),
-    ("choice", "conversation", "prompts", "measuring", "calibration", "tuned", "tuning", "session", "check", "bench"),
+    (
+        "choice", "conversation", "prompts", "measuring", "provenance", "calibration", "tuned", "tuning", "session",
+        "check", "bench",
+    ),
     ("render",),
     ("cli", "__main__"),
 )  # fmt: skip
 LAYER_OF = {name: index for index, names in enumerate(LAYERS) for name in names}
 NUMPY_ONLY = {name for names in LAYERS[:3] for name in names}
-ONLY_IN = {"llama_cpp": {"llama"}, "rich": {"render", "cli"}, "typer": {"render", "cli"}}
+ONLY_IN = {
+    "llama_cpp": {"llama"},
+    "rich": {"render", "cli"},
+    "typer": {"render", "cli"},
+    "matplotlib": {"render"},
+    "tomlkit": {"config"},
+}
 
 Import = tuple[str, bool]
 

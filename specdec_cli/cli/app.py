@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
+from specdec_cli.cli.bench import bench
 from specdec_cli.cli.check import check
 from specdec_cli.cli.ngram import app as ngram_app
 from specdec_cli.cli.options import AliasCommand
@@ -42,11 +43,24 @@ specdec run -t 0 --compare "Name the planets"
 specdec run --target big.gguf --draft small.gguf -f prompt.txt
 """
 
+BENCH_EXAMPLES = """
+Examples:
+
+specdec bench --limit 1 --repeat 2
+
+specdec bench --json > before.json
+
+specdec bench --compare before.json
+
+specdec bench qwen2.5-coder-1.5b --sweep --save
+"""
+
 app.command(cls=AliasCommand, epilog=RUN_EXAMPLES)(run)
 app.command()(pull)
 app.command()(tune)
 app.command(cls=AliasCommand)(check)
 app.add_typer(ngram_app)
+app.command(cls=AliasCommand, epilog=BENCH_EXAMPLES)(bench)
 
 
 def _print_version(wanted: bool) -> None:

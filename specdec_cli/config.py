@@ -1,0 +1,158 @@
+"""The user's own settings, `config.toml`: read with checks, written with their comments kept."""
+
+from __future__ import annotations
+
+import difflib
+import sys
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, get_args
+
+from specdec_cli import paths
+from specdec_cli.errors import SpecdecError, UsageError
+from specdec_cli.files import replace_text
+from specdec_cli.types import MAX_DRAFT_TOKENS, DrafterName, Drafting
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
+
+_TOP_KEYS = ("pairs",)
+_PAIR_KEYS = ("drafter", "draft_tokens", "draft_confidence")
+_HINT = "correct the file, or delete the line"
+
+
+@dataclass(frozen=True, slots=True)
+class PairSettings:
+    """What the user decided about one pair; None where the file says nothing.
+
+    Attributes:
+        drafter: what proposes tokens.
+        draft_tokens: the most draft tokens of a round, or "auto" for what pays.
+        draft_confidence: with a number of tokens, a token drafted with less ends the draft.
+    """
+
+    drafter: DrafterName | None = None
+    draft_tokens: int | Literal["auto"] | None = None
+    draft_confidence: float | None = None
+
+
+def config_file() -> Path:
+    """Where the file is, or would be."""
+    return paths.config_dir() / "config.toml"
+
+
+def load_pair_settings(pair: str | None) -> PairSettings:
+    """The settings of one pair; empty ones without a file, a name or an entry.
+
+    Raises:
+        UsageError: the file cannot be read, or has an unknown key or a value that cannot be; it names file and key.
+    """
+    path = config_file()
+    if pair is None:
+        return PairSettings()
+    data = _parsed(path, _text(path))
+    table = data.get("pairs", {}).get(pair, {})
+    return _pair_settings(table, f'{path}: [pairs."{pair}"]')
+
+
+def save_pair_settings(pair: str, drafting: Drafting) -> Path:
+    """Write the settings of one pair into the file, and leave everything else in it as it is.
+
+    Args:
+        pair: its name.
+        drafting: what to use from now on; plain decoding becomes `drafter = "none"`.
+
+    Returns:
+        The file.
+
+    Raises:
+        UsageError: the present file is not what `load_pair_settings` takes.
+        SpecdecError: it cannot be written.
+    """
+    import tomlkit
+    from tomlkit.items import Table
+
+    # A link into a folder of dotfiles stays one.
+    path = config_file().resolve()
+    text = _text(path)
+    _parsed(path, text)
+    document = tomlkit.parse(text)
+    pairs = document.setdefault("pairs", tomlkit.table(is_super_table=True))
+    table = pairs.setdefault(pair, tomlkit.table())
+    assert isinstance(table, (Table, tomlkit.items.InlineTable))
+    for key, value in _entries(drafting).items():
+        if value is None:
+            table.pop(key, None)
+        else:
+            table[key] = value
+    if not replace_text(path, tomlkit.dumps(document)):
+        raise SpecdecError(f"cannot write `{path}`", "check the rights of its folder, or set SPECDEC_HOME")
+    return path
+
+
+def _entries(drafting: Drafting) -> dict[str, Any]:
+    """Key -> value, None for one that has no meaning."""
+    if drafting.is_off:
+        return {"drafter": "none", "draft_tokens": None, "draft_confidence": None}
+    num = drafting.num_draft_tokens
+    confidence = None if num is None else drafting.min_confidence
+    return {"drafter": drafting.drafter, "draft_tokens": "auto" if num is None else num, "draft_confidence": confidence}
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"cannot read `{path}`: {reason}", "check the file, or set SPECDEC_HOME") from None
+
+
+def _parsed(path: Path, text: str) -> dict[str, Any]:
+    try:
+        data: dict[str, Any] = tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        raise UsageError(f"{path} is not valid TOML: {error}", _HINT) from None
+    _check_keys(data, _TOP_KEYS, str(path))
+    pairs = data.get("pairs", {})
+    _require(isinstance(pairs, dict), f"{path}: `pairs`", 'tables like [pairs."NAME"]', pairs)
+    for name, table in pairs.items():
+        where = f'{path}: [pairs."{name}"]'
+        _require(isinstance(table, dict), where, "a table", table)
+        _pair_settings(table, where)
+    return data
+
+
+def _pair_settings(table: Mapping[str, Any], where: str) -> PairSettings:
+    _check_keys(table, _PAIR_KEYS, where)
+    drafter, num, confidence = (table.get(key) for key in _PAIR_KEYS)
+    names = get_args(DrafterName)
+    if drafter is not None and drafter not in names:
+        guess = _did_you_mean(drafter, names) if isinstance(drafter, str) else ""
+        raise UsageError(f"{where}: `drafter` must be one of {', '.join(names)}, not `{drafter}`{guess}", _HINT)
+    whole = isinstance(num, int) and not isinstance(num, bool) and 0 <= num <= MAX_DRAFT_TOKENS
+    allowed = f'from 0 to {MAX_DRAFT_TOKENS}, or "auto"'
+    _require(num is None or num == "auto" or whole, f"{where}: `draft_tokens`", allowed, num)
+    share = isinstance(confidence, (int, float)) and not isinstance(confidence, bool) and 0 <= confidence <= 1
+    _require(confidence is None or share, f"{where}: `draft_confidence`", "from 0 to 1", confidence)
+    return PairSettings(drafter, num, None if confidence is None else float(confidence))
+
+
+def _require(holds: bool, what: str, allowed: str, value: object) -> None:
+    if not holds:
+        raise UsageError(f"{what} must be {allowed}, not `{value}`", _HINT)
+
+
+def _check_keys(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
+    for key in table:
+        if key not in known:
+            raise UsageError(f"{where}: unknown key `{key}`{_did_you_mean(key, known)}", _HINT)
+
+
+def _did_you_mean(wanted: str, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(wanted, list(known), n=1, cutoff=0.5)
+    return f"; did you mean `{close[0]}`?" if close else ""

@@ -1,0 +1,95 @@
+"""Where a measurement comes from: versions, machine, model files. Numbers without it cannot be compared."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import platform
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import specdec_cli
+from specdec_cli import llama, paths
+from specdec_cli.files import read_object, replace_text
+
+_CHUNK_BYTES = 1 << 22
+_MAX_REMEMBERED = 64
+_LOAD_INTERVAL_S = 0.5
+
+
+def now() -> str:
+    """The time in UTC, ISO 8601."""
+    return datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+
+def versions() -> dict[str, str]:
+    """Versions of specdec, the bindings and llama.cpp, and of Python."""
+    build = llama.versions()
+    return {
+        "specdec": specdec_cli.__version__,
+        "llama_cpp_python": build["llama-cpp-python"],
+        "llama_cpp": build["llama.cpp"],
+        "python": platform.python_version(),
+    }
+
+
+def machine() -> dict[str, Any]:
+    """CPU, cores, memory in bytes, operating system, and the features that llama.cpp was built for."""
+    return {
+        "cpu": cpu_name(),
+        "num_cores": psutil.cpu_count(logical=False),
+        "num_threads": psutil.cpu_count(),
+        "memory_bytes": psutil.virtual_memory().total,
+        "platform": platform.platform(),
+        "build": llama.versions()["system"],
+    }
+
+
+def cpu_name() -> str:
+    """The CPU's marketing name, or the next best thing."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))]
+    return next(filter(None, names), "") or platform.processor() or platform.machine()
+
+
+def load() -> float:
+    """Share of all CPUs that other processes use, from 0 to 1; takes half a second."""
+    before_s = time.process_time()
+    share = psutil.cpu_percent(_LOAD_INTERVAL_S) / 100
+    own = (time.process_time() - before_s) / _LOAD_INTERVAL_S / (psutil.cpu_count() or 1)
+    return max(0.0, share - own)
+
+
+def model_file(path: Path) -> dict[str, Any]:
+    """Name, size in bytes and SHA-256 of a file; the last two None where it cannot be read.
+
+    The digest is remembered for path, size and time of change.
+    """
+    try:
+        size = path.stat().st_size
+        return {"file": path.name, "size_bytes": size, "sha256": _digest(path)}
+    except OSError:
+        return {"file": path.name, "size_bytes": None, "sha256": None}
+
+
+def _digest(path: Path) -> str:
+    status = path.stat()
+    name = json.dumps([str(path.resolve()), status.st_size, status.st_mtime_ns])
+    remembered = paths.state_dir() / "digests.json"
+    known = read_object(remembered)
+    if isinstance(known.get(name), str):
+        return str(known[name])
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while chunk := file.read(_CHUNK_BYTES):
+            digest.update(chunk)
+    kept = [*known.items(), (name, digest.hexdigest())][-_MAX_REMEMBERED:]
+    replace_text(remembered, json.dumps(dict(kept)))
+    return digest.hexdigest()
