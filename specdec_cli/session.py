@@ -25,11 +25,13 @@ from specdec_cli.engine import speculate
 from specdec_cli.errors import ContextFullError, UsageError
 from specdec_cli.gguf import check_header
 from specdec_cli.llama import KV_TYPES, Model, check_vocabularies
+from specdec_cli.ngram_store import NgramStore, default_path, vocabulary_fingerprint
 from specdec_cli.repetition import Breakers, find_breakers
 from specdec_cli.sampling import Sampler, top_two
 from specdec_cli.sources import SilentProgress
 from specdec_cli.stats import NearTie, Stats
 from specdec_cli.text import StopStrings, TextDecoder
+from specdec_cli.tuned import Tuned, find_tuned
 from specdec_cli.types import (
     AUTO_DRAFTING,
     MAX_DRAFT_TOKENS,
@@ -67,6 +69,8 @@ class SessionOptions:
         draft_gpu_layers: the same for the draft model.
         threads: for decoding; None is every physical core.
         kv_type: type of both caches, a name of `specdec_cli.llama.KV_TYPES`.
+        use_tuned: draft with the file and settings that `specdec tune` found, where it did.
+        ngram_cache: n-gram statistics to draft from and to add answers to; None reads what `specdec ngram build` made.
 
     Raises:
         UsageError: a value outside its range.
@@ -78,6 +82,8 @@ class SessionOptions:
     draft_gpu_layers: int | None = None
     threads: int | None = None
     kv_type: str = "f16"
+    use_tuned: bool = True
+    ngram_cache: Path | None = None
 
     def __post_init__(self) -> None:
         _require("ctx", self.num_ctx, self.num_ctx is None or 0 < self.num_ctx < 2**31, "from 1 to 2^31 - 1")
@@ -144,6 +150,7 @@ class Session:
         draft_model: the draft model, with the target's vocabulary, or None for plain decoding; owned too.
         options: how to draft.
         warning: something the user should be told about the backend.
+        tuned: what tuning found for the draft model; None when it was not tuned.
     """
 
     def __init__(
@@ -152,11 +159,13 @@ class Session:
         draft_model: LanguageModel | None = None,
         options: SessionOptions | None = None,
         warning: str = "",
+        tuned: Tuned | None = None,
     ) -> None:
         self.target = target
         self.draft_model = draft_model
         self.options = options or SessionOptions()
         self.warning = warning
+        self.tuned = tuned
         self._contexts: tuple[Context, Context | None] | None = None
         self._owned: list[Context] = []
         self._num_streams = 0
@@ -165,6 +174,7 @@ class Session:
         # Also when nobody closes it: gigabytes must not wait for the end of the program.
         self._free = weakref.finalize(self, _free, self._owned, models)
         self._costs: CostModel | None = None
+        self._ngrams: NgramStore | None = None
         self._acceptances: dict[SamplingParams, dict[str, Acceptance]] = {}
         self._vocabulary: Vocabulary | None = None
         self._breakers: dict[tuple[str, ...], Breakers] = {}
@@ -186,6 +196,8 @@ class Session:
         """
         options = options or SessionOptions()
         draft = draft if options.drafting.uses_model else None
+        tuned = find_tuned(target, draft) if draft is not None and options.use_tuned else None
+        draft = draft if tuned is None else tuned.path
         for path in (target, draft):
             if path is not None:
                 check_header(path)
@@ -201,12 +213,14 @@ class Session:
             # Looked up over the whole vocabulary, once: now and not within the first answer.
             _ = target_model.stop_tokens
             stack.pop_all()
-        return cls(target_model, draft_model, options, verdict.warning if verdict.is_new else "")
+        return cls(target_model, draft_model, options, verdict.warning if verdict.is_new else "", tuned)
 
     def close(self) -> None:
         """Free caches and models."""
         with self._lock:
             self._contexts = None
+            if self._ngrams is not None:
+                self._ngrams.close()
             self._free()
 
     def __enter__(self) -> Session:
@@ -302,10 +316,16 @@ class Session:
             on_trial=on_trial,
         )
         self._num_streams += 1
+        answer: list[int] = []
         try:
-            yield from self._with_text(self._locked(events), tokens, structure, constraint)
+            for event in self._with_text(self._locked(events), tokens, structure, constraint):
+                if isinstance(event, Token):
+                    answer.append(event.id)
+                yield event
         finally:
             self._num_streams -= 1
+            if self.options.ngram_cache is not None and self._ngrams is not None:
+                self._ngrams.add(answer)
 
     def _locked(self, events: Iterator[Event]) -> Iterator[Event]:
         """One round at a time: the caches are brought in line at its beginning, whoever used them before."""
@@ -443,7 +463,7 @@ class Session:
         if drafting.is_off:
             return NoDrafter()
         stop_tokens = self.target.stop_tokens
-        ngram = NgramDrafter(stop_tokens, num_vocab=self.target.num_vocab)
+        ngram = NgramDrafter(stop_tokens, self.ngrams, self.target.num_vocab)
         if context is None or not drafting.uses_model:
             return NoDrafter() if drafting.drafter == "model" else ngram
         # Vocabularies of a pair can differ in padding: draft what both have.
@@ -464,6 +484,17 @@ class Session:
         return CostRule(self.costs, self._acceptances[setting], MAX_DRAFT_TOKENS)
 
     @property
+    def ngrams(self) -> NgramStore | None:
+        """N-gram statistics of the user's own text, opened on first use; None without any."""
+        if self._ngrams is None:
+            vocabulary = vocabulary_fingerprint(self.target)
+            path = self.options.ngram_cache or default_path(vocabulary)
+            if self.options.ngram_cache is None and not path.exists():
+                return None
+            self._ngrams = NgramStore.open(path, vocabulary)
+        return self._ngrams
+
+    @property
     def costs(self) -> CostModel:
         """What decoding costs here; measured on first use, unless it is remembered for machine, files and settings."""
         if self._costs is None:
@@ -479,7 +510,7 @@ class Session:
         files = [self.target.path, None if self.draft_model is None else self.draft_model.path]
         options = self.options
         settings = {"threads": options.threads, "kv": options.kv_type, "gpu": options.gpu_layers}
-        return measuring.key(files, {**settings, "draft gpu": options.draft_gpu_layers})
+        return measuring.key(files, {**settings, "draft gpu": options.draft_gpu_layers, "tuned": self.tuned})
 
     def _without_eos(self, params: SamplingParams) -> SamplingParams:
         never = tuple((token, -np.inf) for token in sorted(self.target.stop_tokens))
@@ -525,15 +556,24 @@ class Session:
         self._close_contexts()
         target = self._open(self.target, wanted)
         model = self.draft_model
-        draft = None if model is None else self._open(model, min(wanted, model.max_ctx))
+        draft = None if model is None else self._open(model, min(wanted, model.max_ctx), self.tuned)
         self._contexts = target, draft
         if self.options.drafting.num_draft_tokens is None and not self.options.drafting.is_off:
             # Now and not within the first answer.
             _ = self.costs
         return target, draft
 
-    def _open(self, model: LanguageModel, num_ctx: int) -> Context:
-        context = model.open_context(ContextOptions(num_ctx, self.options.threads, self.options.kv_type))
+    def _open(self, model: LanguageModel, num_ctx: int, tuned: Tuned | None = None) -> Context:
+        options = ContextOptions(num_ctx, self.options.threads, self.options.kv_type)
+        if tuned is not None:
+            # What the user chose comes first.
+            options = dataclasses.replace(
+                options,
+                threads=options.threads or tuned.threads,
+                kv_type=tuned.kv_type if options.kv_type == "f16" else options.kv_type,
+                flash_attention=tuned.flash_attention,
+            )
+        context = model.open_context(options)
         self._owned.append(context)
         return context
 

@@ -22,6 +22,8 @@ class Stats:
         num_accepted: draft tokens accepted.
         drafted_by_position: draft tokens scored at draft position 1, 2, ...
         accepted_by_position: accepted ones at the same positions.
+        drafted_by_drafter: draft tokens scored, by the name of what proposed them.
+        accepted_by_drafter: accepted ones.
         first_token_s: seconds from the start to the first token; None without one.
         first_round_s: seconds from the start to the end of the first round.
         wall_s: seconds from the start to the last event.
@@ -38,6 +40,8 @@ class Stats:
     num_accepted: int = 0
     drafted_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
+    drafted_by_drafter: dict[str, int] = field(default_factory=dict)
+    accepted_by_drafter: dict[str, int] = field(default_factory=dict)
     first_token_s: float | None = None
     first_round_s: float = 0.0
     wall_s: float = 0.0
@@ -80,6 +84,11 @@ class Stats:
             self.drafted_by_position[position] += 1
         for position in range(record.num_accepted):
             self.accepted_by_position[position] += 1
+        for position, drafter in enumerate(record.drafters):
+            for counts, num in (
+                (self.drafted_by_drafter, record.num_drafted), (self.accepted_by_drafter, record.num_accepted)
+            ):  # fmt: skip
+                counts[drafter] = counts.get(drafter, 0) + (position < num)
 
     @property
     def generation_s(self) -> float:

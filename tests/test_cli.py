@@ -498,8 +498,8 @@ BAD_USAGE = [
     (("-f", "empty.txt"), "the prompt is empty"),
     (("-f", "nowhere.txt"), "cannot read `nowhere.txt`: No such file"),
     (("-f", "."), "cannot read `.`: Is a directory"),
-    (("-k", "-1", "x"), "draft-tokens must be from 0 to 64, not -1"),
-    (("-k", "999", "x"), "draft-tokens must be from 0 to 64, not 999"),
+    (("-k", "-1", "x"), "draft-tokens must be from 0 to 64, or auto, not -1"),
+    (("-k", "999", "x"), "draft-tokens must be from 0 to 64, or auto, not 999"),
     (("-k", "two", "x"), "--draft-tokens must be a number or auto, not `two`"),
     (("--draft-confidence", "2", "x"), "draft-confidence must be from 0 to 1, not 2.0"),
     (("--draft-confidence", "nan", "x"), "draft-confidence"),
@@ -629,8 +629,8 @@ class TestOptions:
         assert (pair.options.drafting.num_draft_tokens, pair.options.num_ctx) == (2, 50)
 
     def test_bad_environment_is_named(self, run: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setenv("SPECDEC_DRAFT_TOKENS", "many")
-        assert_usage(run(*GREEDY, "abc"), "SPECDEC_DRAFT_TOKENS")
+        monkeypatch.setenv("SPECDEC_THREADS", "many")
+        assert_usage(run(*GREEDY, "abc"), "SPECDEC_THREADS")
 
     def test_pair_gives_draft_tokens_and_name(self, run: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr("specdec_cli.choice.fetch", lambda spec, **_kwargs: Path(spec.file))
@@ -931,3 +931,84 @@ class TestTerminal:
         assert done.code == 0
         # Shown while it runs, erased afterwards, and not glued to the answer.
         assert "\nRunning the baseline …\r\x1b[2K" in done.out
+
+
+class TestDrafting:
+    """What proposes tokens and how many: flags, config, the rule's own words."""
+
+    @pytest.fixture(autouse=True)
+    def _own_places(self, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+        monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+
+    BARE = ("--target", "t.gguf", "--draft", "d.gguf", "-n", "40", "-t", "0")
+
+    @pytest.mark.parametrize("drafter", ["auto", "model", "ngram", "none"])
+    @pytest.mark.parametrize("k", [(), ("-k", "auto"), ("-k", "3")], ids=str)
+    def test_every_drafter_gives_the_same_answer(self, run: Run, pair: Pair, drafter: str, k: tuple[str, ...]) -> None:
+        plain = run(*self.BARE, "--no-draft", "abc")
+        done = run(*self.BARE, "--drafter", drafter, *k, "abc")
+        assert (done.code, done.out) == (0, plain.out)
+
+    def test_without_a_draft_model_auto_means_ngram(self, run: Run, pair: Pair) -> None:
+        done = run("--target", "t.gguf", "-n", "40", "-t", "0", "--json", "abcabcabc")
+        start, *_, end = [json.loads(line) for line in done.out.splitlines()]
+        assert (start["drafter"], start["draft"], start["num_draft_tokens"]) == ("ngram", None, None)
+        assert set(end["drafted_by_drafter"]) <= {"ngram"}
+
+    def test_a_fixed_number_is_drafted_by_ngrams_too(self, run: Run, pair: Pair) -> None:
+        set_end_logit(pair.target, -100.0)
+        done = run("--target", "t.gguf", "-n", "300", "-t", "0", "-k", "4", "--draft-confidence", "0", "abc")
+        assert re.search(r"ngram \d+ of \d+ accepted", done.err), done.err
+
+    def test_the_model_drafter_needs_a_model(self, run: Run, pair: Pair) -> None:
+        done = run("--target", "t.gguf", "--drafter", "model", "abc")
+        assert (done.code, done.out) == (2, "")
+        assert_error(done.err, "`--drafter model` needs a draft model", "--draft FILE")
+
+    def test_explain(self, run: Run, pair: Pair) -> None:
+        done = run(*self.BARE, "--explain", "abc")
+        head, *lines = [line for line in done.err.splitlines() if re.match(r" *(round|\d+ (model|ngram|-))", line)]
+        assert head.split()[:4] == ["round", "drafter", "K", "ok"]
+        assert len(lines) > 1
+        assert all(re.search("pay|propose", line) for line in lines)
+        assert run(*self.BARE, "abc").out == done.out
+
+    def test_json_rounds_explain_themselves(self, run: Run, pair: Pair) -> None:
+        done = run(*self.BARE, "--json", "abc")
+        decisions = [json.loads(line)["decision"] for line in done.out.splitlines() if '"round"' in line]
+        assert decisions
+        for decision in decisions:
+            assert set(decision) == {"reason", "reach", "acceptance", "rate", "step_s", "pass_s", "next_pass_s"}
+
+    def test_saved_settings_apply_below_the_flags(
+        self, run: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr("specdec_cli.choice.fetch", lambda spec, **_kwargs: Path(spec.file))
+        (tmp_path / "config").mkdir()
+        text = '[pairs."qwen2.5-coder-1.5b"]\ndrafter = "model"\ndraft_tokens = 2\ndraft_confidence = 0.25\n'
+        (tmp_path / "config" / "config.toml").write_text(text)
+        run("-n", "3", "abc")
+        assert pair.options.drafting == Drafting("model", 2, 0.25)
+        run("-n", "3", "-k", "auto", "--drafter", "auto", "--draft-confidence", "0.75", "abc")
+        assert pair.options.drafting == Drafting("auto", None, 0.75)
+        run("-n", "3", "-m", "qwen3-8b+0.6b", "abc")
+        assert pair.options.drafting == Drafting()
+
+    def test_own_ngrams_are_learned_and_drafted_from(self, run: Run, pair: Pair, tmp_path: Path) -> None:
+        file = tmp_path / "own.sqlite"
+        first = run(*self.BARE, "-k", "4", "--drafter", "ngram", "--ngram-cache", str(file), "abc")
+        assert (first.code, file.exists()) == (0, True)
+        again = run(*self.BARE, "-k", "4", "--drafter", "ngram", "--ngram-cache", str(file), "abc")
+        assert again.out == first.out
+
+    def test_a_damaged_ngram_file_is_reported_and_left(self, run: Run, pair: Pair, tmp_path: Path) -> None:
+        file = tmp_path / "own.sqlite"
+        file.write_bytes(b"not a database" * 100)
+        done = run(*self.BARE, "--ngram-cache", str(file), "abc")
+        assert done.code == 0
+        assert done.err.startswith("Warning: ")
+        assert file.read_bytes() == b"not a database" * 100
+
+    def test_tuning_is_hinted_at_once(self, run: Run, pair: Pair) -> None:
+        assert "`specdec tune`" in run(*self.BARE, "abc").err
+        assert "specdec tune" not in run(*self.BARE, "abc").err

@@ -25,6 +25,7 @@ INFO: dict[str, object] = {
     "target": "big.gguf",
     "draft": "small.gguf",
     "drafter": "model",
+    "draft_format": None,
     "num_draft_tokens": 4,
     "seed": 1234,
     "seed_drawn": True,
@@ -462,7 +463,7 @@ class TestSummary:
         err = shown(comparison=Comparison(numbers(), plain_numbers(), False))[1]
         assert "greedy outputs differ\n" in err
 
-    @pytest.mark.parametrize(("k", "tries"), [(4, "`-k 2` or `--no-draft`"), (2, "`--no-draft`")])
+    @pytest.mark.parametrize(("k", "tries"), [(4, "`-k auto` or `--no-draft`"), (None, "`specdec bench`")])
     def test_slower(self, k: int, tries: str) -> None:
         err = shown(
             comparison=Comparison(plain_numbers(), numbers(), agree=True), info={**INFO, "num_draft_tokens": k}
@@ -517,7 +518,7 @@ class TestJson:
         assert lines[3] == {
             "type": "round", "index": 0, "num_drafted": 3, "num_accepted": 1, "num_tokens": 2,
             "draft_s": 0.25, "verify_s": 0.5, "total_s": 1.0, "propose_s": 0.0,
-            "drafters": [], "confidences": [], "outcomes": [], "decision": None,
+            "drafters": [], "confidences": [], "outcomes": [], "target_confidence": 0.0, "decision": None,
         }  # fmt: skip
         end = lines[-1]
         assert (end["reason"], end["text"], end["num_tokens"], end["comparison"]) == ("length", TEXT, 5, None)

@@ -191,11 +191,13 @@ class _Job:
             from specdec_cli.cli.job import open_session
             from specdec_cli.render.progress import make_progress
             from specdec_cli.session import with_seed
+            from specdec_cli.types import AUTO_DRAFTING
 
         prompts, choice = self._checked()
-        options = self.drafting.session_options(choice, self.model)
+        # What was saved is the answer to another measurement.
+        options = self.drafting.session_options(dataclasses.replace(choice, pair=None), self.model)
         if self.what.sweep:
-            options = dataclasses.replace(options, drafting=opt.DraftingFlags().drafting())
+            options = dataclasses.replace(options, drafting=AUTO_DRAFTING)
         files = fetch_files(choice, offline=self.model.offline, progress=make_progress(self.quiet))
         params = self.sampling.params_for(files[0], opt.given(self.context, self.sampling))
         if self.report.check_lossless and not params.is_greedy:
@@ -213,9 +215,12 @@ class _Job:
         _require_positive(("--max-tokens", self.max_tokens))
         prompts = self.what.chosen()
         self.sampling.params()
-        flags.drafting()
+        flags.drafting(None, None, ())
         if flags.explain:
             raise UsageError("--explain belongs to `specdec run`", "leave it out")
+        if flags.ngram_cache:
+            hint = "what `specdec ngram build` made is read all the same"
+            raise UsageError("--ngram-cache would learn from the very answers that are measured", hint)
         if self.what.sweep and opt.given(self.context, flags) - {"explain"}:
             hint = "leave out `--drafter`, `-k` and `--draft-confidence`, and their environment variables"
             raise UsageError("--sweep chooses drafters, lengths and confidences itself", hint)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import json
 import math
 import signal
 import sys
@@ -15,9 +16,11 @@ from pathlib import Path
 
 import typer
 
-from specdec_cli import interrupt
+from specdec_cli import interrupt, paths
 from specdec_cli.cli.status import status
 from specdec_cli.errors import ExitCode
+from specdec_cli.files import read_object, replace_text
+from specdec_cli.llama import supports_gpu_offload
 from specdec_cli.render import ColorMode, Renderer, make_renderer
 from specdec_cli.session import Session, SessionOptions, Structure, with_seed
 from specdec_cli.stats import Comparison, Stats
@@ -32,12 +35,14 @@ class View:
     quiet: bool
     color: ColorMode
     stream: bool
+    explain: bool = False
 
     def renderer(self) -> Renderer:
         """A renderer on the process's own streams."""
         return make_renderer(
-            stdout=sys.stdout, stderr=sys.stderr, color=self.color, json=self.json, quiet=self.quiet, stream=self.stream
-        )
+            stdout=sys.stdout, stderr=sys.stderr, color=self.color, json=self.json, quiet=self.quiet,
+            stream=self.stream, explain=self.explain,
+        )  # fmt: skip
 
 
 @contextlib.contextmanager
@@ -63,7 +68,20 @@ def open_session(
     with session:
         if session.warning:
             typer.echo(f"Warning: {session.warning}", err=True)
+        if session.options.drafting.drafter in {"auto", "ngram"} and session.ngrams and session.ngrams.problem:
+            typer.echo(f"Warning: {session.ngrams.warning}", err=True)
         yield session
+
+
+def hint_at_tuning(session: Session) -> None:
+    """Say once a draft file that it was never tuned here, where other formats may be faster: on a CPU."""
+    draft = session.draft_model
+    if draft is None or session.tuned is not None or not session.options.use_tuned or supports_gpu_offload():
+        return
+    known, name = paths.state_dir() / "hints.json", f"tune {draft.path.resolve()}"
+    said = read_object(known)
+    if name not in said and replace_text(known, json.dumps({**said, name: True})):
+        typer.echo("Hint: `specdec tune` may make drafts faster on this machine", err=True)
 
 
 @dataclass(slots=True)
@@ -120,6 +138,8 @@ class Job:
             stats.stop()
             self._count_prefill(stats)
         renderer.end(stats, reason, comparison)
+        if not (view.quiet or view.json or reason == "interrupted"):
+            hint_at_tuning(self.session)
         return ExitCode.INTERRUPTED if reason == "interrupted" else ExitCode.OK
 
     def _count_prefill(self, stats: Stats) -> None:
@@ -162,6 +182,7 @@ class Job:
             "pair": self.pair,
             "target": session.target.path.name,
             "draft": draft.path.name if draft else None,
+            "draft_format": session.tuned.label if session.tuned else None,
             "drafter": self._drafter(),
             "num_draft_tokens": session.options.drafting.num_draft_tokens,
             "draft_confidence": session.options.drafting.min_confidence,

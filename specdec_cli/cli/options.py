@@ -87,6 +87,10 @@ class ModelFlags:
         str, _model("--kv-type", metavar="TYPE", help="type of both caches: f32, f16, q8_0, q5_1, q5_0, q4_1, q4_0")
     ] = "f16"
 
+    tuned: Annotated[
+        bool, _model("--tuned/--no-tuned", help="draft with the file that `specdec tune` made, where it did")
+    ] = True
+
 
 @dataclass(frozen=True, slots=True)
 class DraftingFlags:
@@ -111,8 +115,15 @@ class DraftingFlags:
         float,
         _drafting("--draft-confidence", metavar="P", help="with `-k K`, end a draft at a less probable token"),
     ] = 0.5
+    ngram_cache: Annotated[
+        Path | None,
+        _drafting(
+            "--ngram-cache", metavar="FILE", help="draft from n-grams of your own text, and add the answer to them",
+            show_default="what `specdec ngram build` made, only read",
+        ),
+    ] = None  # fmt: skip
     explain: Annotated[
-        bool, _drafting("--explain", envvar=None, help="after each round, on stderr, why its draft got its length")
+        bool, _drafting("--explain", envvar=None, help="after the answer, for each round why its draft got its length")
     ] = False
 
     @property
@@ -136,23 +147,31 @@ class DraftingFlags:
                 f"--draft-tokens must be a number or auto, not `{self.draft_tokens}`", "see `specdec run --help`"
             ) from None
 
-    def drafting(self, default_tokens: int | None = None) -> Drafting:
-        """What proposes tokens, and how many.
+    def drafting(self, pair: str | None, default_tokens: int | None, given: Collection[str]) -> Drafting:
+        """What proposes tokens, and how many: by the flags, then the user's config, then the pair.
 
         Args:
-            default_tokens: draft tokens when the user did not say; None is auto.
+            pair: its name, for the config.
+            default_tokens: the pair's own draft tokens; None is auto.
+            given: fields that the user chose.
 
         Raises:
-            UsageError: a value outside its range.
+            UsageError: a value outside its range, or a config file with a mistake.
         """
+        from specdec_cli.config import load_pair_settings
         from specdec_cli.types import Drafting
 
-        num = default_tokens if self.draft_tokens is None else self.num_draft_tokens
+        saved = load_pair_settings(pair)
+        drafter = saved.drafter if saved.drafter and "drafter" not in given else self.drafter
+        num = None if saved.draft_tokens == "auto" else saved.draft_tokens or default_tokens
+        num = num if self.draft_tokens is None else self.num_draft_tokens
+        by_config = saved.draft_confidence is not None and "draft_confidence" not in given
+        confidence = saved.draft_confidence if by_config and saved.draft_confidence else self.draft_confidence
         # Checked also when it is not used.
-        drafting = Drafting(self.drafter, num, self.draft_confidence)
-        return Drafting("none", num, self.draft_confidence) if self.is_off else drafting
+        drafting = Drafting(drafter, num, confidence)
+        return Drafting("none", num, confidence) if self.is_off else drafting
 
-    def session_options(self, choice: ModelChoice, model: ModelFlags) -> SessionOptions:
+    def session_options(self, choice: ModelChoice, model: ModelFlags, given: Collection[str] = ()) -> SessionOptions:
         """How to load and draft.
 
         Raises:
@@ -160,12 +179,13 @@ class DraftingFlags:
         """
         from specdec_cli.session import SessionOptions
 
-        drafting = self.drafting(choice.num_draft_tokens)
+        drafting = self.drafting(choice.pair, choice.num_draft_tokens, given)
         if drafting.drafter == "model" and choice.draft is None and not drafting.is_off:
             raise UsageError("`--drafter model` needs a draft model", "name one with `--draft FILE`, or a pair")
         return SessionOptions(
-            drafting, model.ctx, model.gpu_layers, model.draft_gpu_layers, model.threads, model.kv_type
-        )
+            drafting, model.ctx, model.gpu_layers, model.draft_gpu_layers, model.threads, model.kv_type, model.tuned,
+            self.ngram_cache,
+        )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -349,11 +369,11 @@ class OutputFlags:
         """Whether stderr shows no progress."""
         return self.quiet or self.as_json
 
-    def view(self) -> View:
+    def view(self, *, explain: bool = False) -> View:
         """What a job needs to know of it."""
         from specdec_cli.cli.job import View
 
-        return View(self.as_json, self.quiet, self.color, stream=not self.no_stream)
+        return View(self.as_json, self.quiet, self.color, stream=not self.no_stream, explain=explain)
 
 
 def with_flag_groups(command: Callable[..., Any]) -> Callable[..., Any]:

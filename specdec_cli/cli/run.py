@@ -43,9 +43,10 @@ def run(
     sampling.params()
     no_model = drafting.is_off or drafting.drafter == "ngram"
     choice = choose_models(model.pair, model.target, model.draft, no_draft=no_model)
-    options = drafting.session_options(choice, model)
+    options = drafting.session_options(choice, model, opt.given(context, drafting))
     files = fetch_files(choice, offline=model.offline, progress=make_progress(output.is_silent))
     params = sampling.params_for(files[0], opt.given(context, sampling))
     with open_session(choice.name, files, options, quiet=output.is_silent) as session:
         tokens = session.encode(text, system=system, raw=raw)
-        return Job(session, choice.pair, tokens, params, max_tokens, form).run(output.view(), compare=compare)
+        view = output.view(explain=drafting.explain)
+        return Job(session, choice.pair, tokens, params, max_tokens, form).run(view, compare=compare)

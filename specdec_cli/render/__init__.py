@@ -41,6 +41,7 @@ def make_renderer(
     json: bool = False,
     quiet: bool = False,
     stream: bool = True,
+    explain: bool = False,
 ) -> Renderer:
     """The renderer that fits the streams and the flags.
 
@@ -51,6 +52,7 @@ def make_renderer(
         json: JSON Lines; each line is written at once whatever `stream` says.
         quiet: nothing on stderr.
         stream: write tokens as they arrive, not all of them at the end.
+        explain: before the summary, a line for each round; JSON has these numbers anyway.
     """
     # Each renderer is imported where it is needed: a pipe or JSON should not pay for the terminal's.
     if json:
@@ -61,7 +63,7 @@ def make_renderer(
     if stdout.isatty() or color_level(stdout, color) != "none":
         from specdec_cli.render.live import LiveRenderer
 
-        return LiveRenderer(stdout, notes, color=color, stream=stream)
+        return LiveRenderer(stdout, notes, color=color, stream=stream, explain=explain)
     from specdec_cli.render.plain import PlainRenderer
 
-    return PlainRenderer(stdout, notes, color=color, stream=stream)
+    return PlainRenderer(stdout, notes, color=color, stream=stream, explain=explain)

@@ -29,6 +29,8 @@ STATS_FIELDS = (
     "drafted_by_position",
     "accepted_by_position",
     "acceptance_by_position",
+    "drafted_by_drafter",
+    "accepted_by_drafter",
     "acceptance_rate",
     "mean_acceptance_length",
     "tokens_per_s",

@@ -29,12 +29,19 @@ class LiveRenderer(PlainRenderer):
         stderr: takes the color legend and the summary; None for neither.
         color: the `--color` flag.
         stream: write each token as it arrives, not all of them at the end.
+        explain: a line for each round before the summary.
     """
 
     def __init__(
-        self, stdout: TextIO, stderr: TextIO | None, *, color: ColorMode = "auto", stream: bool = True
+        self,
+        stdout: TextIO,
+        stderr: TextIO | None,
+        *,
+        color: ColorMode = "auto",
+        stream: bool = True,
+        explain: bool = False,
     ) -> None:
-        super().__init__(stdout, stderr, color=color, stream=stream)
+        super().__init__(stdout, stderr, color=color, stream=stream, explain=explain)
         self._level = color_level(stdout, color)
         self._on_terminal = stdout.isatty()
         # Made once, not by Rich for each token: this runs between two rounds.

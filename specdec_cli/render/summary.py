@@ -55,7 +55,8 @@ def summary_text(
     """
     console = make_console(stream, color)
     glyphs = UNICODE if can_encode(stream, UNICODE.bars + UNICODE.separator + UNICODE.ellipsis) else ASCII
-    lines = [_totals(stats), *_draft_lines(stats, console.width, glyphs), _resources(stats, info)]
+    lines = [_totals(stats), *_draft_lines(stats, console.width, glyphs), *_drafter_lines(stats, info)]
+    lines.append(_resources(stats, info))
     if comparison is not None:
         lines += _comparison_lines(comparison, info, ascii if glyphs is ASCII else repr)
     lines += _reason_lines(finish_reason, stats, info)
@@ -106,6 +107,17 @@ def _draft_lines(stats: Stats, width: int, glyphs: Glyphs) -> list[Line]:
         _part("mean acceptance length ", f"{stats.mean_acceptance_length:.2f}"),
     ]
     return [rates, [_by_position(stats.acceptance_by_position, width, glyphs)]]
+
+
+def _drafter_lines(stats: Stats, info: Mapping[str, object]) -> list[Line]:
+    """What proposed how much, when more than one could; and the draft's file, when it is not the published one."""
+    line = []
+    if info.get("drafter") in {"auto", "ngram"}:
+        for name, num in stats.drafted_by_drafter.items():
+            line.append(_part(f"{name} ", f"{stats.accepted_by_drafter[name]} of {num}", " accepted"))
+    if info.get("draft_format") not in (None, "as published"):
+        line.append(_part("draft ", str(info.get("draft"))))
+    return [line] if line else []
 
 
 def _by_position(rates: Sequence[float], width: int, glyphs: Glyphs) -> Text:
@@ -182,8 +194,7 @@ def _slow_lines(speedup: float, info: Mapping[str, object]) -> list[Line]:
     if not 0 < speedup < 1:
         return []
     num_draft_tokens = info.get("num_draft_tokens")
-    short = isinstance(num_draft_tokens, int) and num_draft_tokens <= 2
-    tries = "`--no-draft`" if short else "`-k 2` or `--no-draft`"
+    tries = "`-k auto` or `--no-draft`" if isinstance(num_draft_tokens, int) else "`specdec bench`"
     return [[_part("", "Warning:", f" slower than plain decoding here ({speedup:.2f}x); try {tries}", "bold yellow")]]
 
 
