@@ -67,10 +67,10 @@ _HOPE_GAP, _HOPE_GAIN, _HOPE_SHARE, _OVERDRAFT = 4, 1 / 6, 0.3, 2.0
 _FIRST_LENGTH = 14
 """Longer drafts than this wait for a long acceptance: before that, small errors of the estimates multiply."""
 
-_MARGIN = 0.1
-_LOWEST_BALANCE, _HIGHEST_BALANCE = -6.0, 2.0
+_MARGIN = 0.05
+_LOWEST_BALANCE, _HIGHEST_BALANCE = -3.0, 2.0
 _FORGET_BALANCE = 1 / 48
-"""A drafter that has lost more than it gained must promise more: a tenth of a token a round for each token lost."""
+"""A drafter that has lost more than it gained must promise more: 0.05 tokens a round for each token lost."""
 
 
 class CostRule(LengthPolicy):
@@ -165,17 +165,22 @@ class CostRule(LengthPolicy):
         if not turn.is_probe:
             self._gap = _MIN_GAP
             return
-        self._probed_at += 0.5 * (self._sureness - self._probed_at)
         lost = record.total_s - record.num_tokens * plain_s
+        # What was missed is read now, so that the next probe is cheap; hope must not be paid for twice.
+        lost = min(lost, plain_s) if self._is_hopeful else lost
         self._allowance -= max(0.0, lost)
+        self._probed_at += 0.5 * (self._sureness - self._probed_at)
         self._gap = 1 if turn.was_worth_it else min(max(_MIN_GAP, 2 * self._gap), _MAX_GAP)
 
     def may_probe(self, seconds: float) -> bool:
         """Whether a probe of so many seconds is due, and within the allowance; earlier where the text grows easier."""
-        missing = 1.0 - self._probed_at
-        if self._sureness > self._probed_at + _HOPE_SHARE * missing and self._num_off + 1 >= _HOPE_GAP:
+        if self._is_hopeful and self._num_off + 1 >= _HOPE_GAP:
             return seconds <= self._allowance + _OVERDRAFT * self._costs.target(1)
         return self._num_off + 1 >= self._gap and seconds <= self._allowance
+
+    @property
+    def _is_hopeful(self) -> bool:
+        return self._sureness > self._probed_at + _HOPE_SHARE * (1.0 - self._probed_at)
 
     def lookahead(self, drafter: str) -> _Lookahead:
         """What going on is worth for this drafter, at most a few rounds old."""

@@ -13,7 +13,7 @@ from specdec_cli.cost import CostModel, Timing
 from specdec_cli.files import read_object, replace_text
 from specdec_cli.types import Context, Draft
 
-_TARGET_SIZES, _DRAFT_SIZES = (1, 2, 3, 5, 9, 17), (1, 2, 8, 64)
+_TARGET_SIZES, _DRAFT_SIZES = (1, 2, 3, 4, 5, 8, 16), (1, 2, 8, 64)
 _NUM_BEFORE = 32
 """Tokens in the cache while a pass is timed."""
 
@@ -51,7 +51,7 @@ def _time(context: Context, sizes: Sequence[int]) -> dict[int, float]:
 
 def _repeats(size: int) -> int:
     # Noise matters less where a pass is long.
-    return 3 if size <= 2 else 2 if size <= 9 else 1
+    return 3 if size <= 2 else 2 if size <= 5 else 1
 
 
 def _pass_s(context: Context, base: list[int], size: int) -> float:
