@@ -50,7 +50,7 @@ _STEP = 0.06
 _NUM_REACHES = 60
 """Grid of the look-ahead: probabilities exp(-0.06 i) that the whole draft so far is accepted."""
 
-_REFRESH_EVERY = 3
+_REFRESH_EVERY, _REFRESH_OFF = 3, 8
 _RATE_GAIN = 1 / 24
 _INVESTMENT_ROUNDS = 64.0
 """Reading what a draft model missed is paid back over so many rounds at most."""
@@ -61,7 +61,7 @@ _MAX_ALLOWANCE = 4.0
 """Probing may lose this share of the time; the allowances are in target passes."""
 
 _MIN_GAP, _MAX_GAP = 8, 64
-_HOPE_GAP, _HOPE_GAIN, _HOPE_SHARE, _OVERDRAFT = 4, 1 / 6, 0.3, 2.0
+_HOPE_GAP, _HOPE_GAIN, _HOPE_SHARE, _OVERDRAFT = 4, 1 / 3, 0.3, 2.0
 """A target that has become surer by 30 % of what was missing is a reason to probe early, and beyond the allowance."""
 
 _FIRST_LENGTH = 14
@@ -81,8 +81,6 @@ class CostRule(LengthPolicy):
         acceptances: by drafter, what its confidence is worth; kept up to date too.
         max_draft_tokens: the longest draft.
     """
-
-    watches = True
 
     def __init__(self, costs: CostModel, acceptances: Mapping[str, Acceptance], max_draft_tokens: int = 64) -> None:
         self._costs = costs
@@ -122,6 +120,11 @@ class CostRule(LengthPolicy):
     def keep_last(self, confidences: Sequence[float]) -> bool:
         """Only drafters know what they cost."""
         raise NotImplementedError("ask `of(drafter)`")
+
+    @property
+    def watches(self) -> bool:
+        """Every other round without a draft: it takes a pass over the target's row."""
+        return self._num_off % 2 == 1
 
     @property
     def decision(self) -> Decision | None:
@@ -185,7 +188,7 @@ class CostRule(LengthPolicy):
     def lookahead(self, drafter: str) -> _Lookahead:
         """What going on is worth for this drafter, at most a few rounds old."""
         made, lookahead = self._lookaheads.get(drafter, (-_REFRESH_EVERY, None))
-        if lookahead is None or self._num_rounds - made >= _REFRESH_EVERY:
+        if lookahead is None or self._num_rounds - made >= (_REFRESH_EVERY if self._num_off < 2 else _REFRESH_OFF):
             step_s = self._costs.step_s(drafter)
             lookahead = _Lookahead.build(self._acceptances[drafter], step_s, self._costs.target, self.rate)
             self._lookaheads[drafter] = self._num_rounds, lookahead

@@ -23,6 +23,8 @@ Candidates = tuple[Ids | None, Logits]
 _MAX_BUDGETS = 256
 """Positions that Mirostat remembers: more than any draft is long."""
 
+_BLOCK = 64
+
 _TYPICAL_SAMPLE = 2048
 """Tokens that are sorted at first; a full sort of 150k takes 50 ms."""
 
@@ -172,7 +174,14 @@ def _top_k(values: Logits, k: int) -> Ids | None:
     """Ascending indices of the k largest; None keeps everything."""
     if not 0 < k < values.size:
         return None
-    return np.asarray(np.sort(np.argpartition(values, values.size - k)[values.size - k :]))
+    num_blocks = values.size // _BLOCK
+    if num_blocks <= 2 * k:
+        return np.asarray(np.sort(np.argpartition(values, values.size - k)[values.size - k :]))
+    # The k largest block maxima are k values, so none of the k largest is below the least of them; a partition of the
+    # few that are left takes a tenth of the time of one over a whole vocabulary.
+    maxima = values[: num_blocks * _BLOCK].reshape(num_blocks, _BLOCK).max(axis=1)
+    among = np.flatnonzero(values >= np.partition(maxima, num_blocks - k)[num_blocks - k])
+    return among[np.sort(np.argpartition(values[among], among.size - k)[among.size - k :])]
 
 
 def _top_n_sigma(values: Logits, num_sigma: float) -> Logits:

@@ -558,9 +558,11 @@ class Session:
         model = self.draft_model
         draft = None if model is None else self._open(model, min(wanted, model.max_ctx), self.tuned)
         self._contexts = target, draft
-        if self.options.drafting.num_draft_tokens is None and not self.options.drafting.is_off:
+        if not self.options.drafting.is_off:
             # Now and not within the first answer.
-            _ = self.costs
+            _ = self.ngrams
+            if self.options.drafting.num_draft_tokens is None:
+                _ = self.costs
         return target, draft
 
     def _open(self, model: LanguageModel, num_ctx: int, tuned: Tuned | None = None) -> Context:

@@ -487,12 +487,12 @@ class LengthPolicy(Protocol):
     """Decides how long a draft gets; learns from each round.
 
     A class that derives from this protocol needs only the first three methods.
-
-    Attributes:
-        watches: whether rounds without a draft should tell how sure the target was.
     """
 
-    watches: bool = False
+    @property
+    def watches(self) -> bool:
+        """Whether a round without a draft should tell how sure the target was."""
+        return False
 
     def draft_more(self, confidences: Sequence[float]) -> bool:
         """Whether to draft one more token after those with these confidences (none yet: whether to draft at all)."""

@@ -118,7 +118,7 @@ class World:
             len(self.records), len(confidences), num_accepted, num_accepted + 1, draft_s, verify_s, draft_s + verify_s,
             propose_s=draft_s, drafters=(self.drafter,) * len(confidences), confidences=tuple(confidences),
             outcomes=tuple(float(p[2]) for p in proposals[: num_accepted + 1]), decision=turn.decision,
-            target_confidence=0.0 if confidences else self.text.proposal(place, 0)[1],
+            target_confidence=0.0 if confidences or not policy.watches else self.text.proposal(place, 0)[1],
         )  # fmt: skip
         # A fully accepted draft leaves its last token and the bonus token unread.
         behind = behind + num_accepted + 1 if not draft_s else (2 if num_accepted == len(confidences) > 0 else 1)

@@ -14,7 +14,7 @@ import pytest
 
 from specdec_cli.render import ColorMode, jsonl, make_renderer, summary
 from specdec_cli.render.memory import peak_memory_bytes
-from specdec_cli.render.sink import TextSink, can_encode
+from specdec_cli.render.sink import BackgroundSink, TextSink, can_encode
 from specdec_cli.render.terminal import color_level, make_console, neutralize
 from specdec_cli.stats import Comparison, NearTie, Stats
 from specdec_cli.text import TextDecoder
@@ -608,7 +608,8 @@ except BrokenPipeError:
     os.write({other}, b"caught")
 """
 ANSWER = (
-    "make_renderer(stdout=sys.stdout, stderr=sys.stderr, json={json}, color={color!r}).event(Token(1, 'target', 'a'))"
+    "r = make_renderer(stdout=sys.stdout, stderr=sys.stderr, json={json}, color={color!r}); "
+    "r.event(Token(1, 'target', 'a')); r.end_text()"
 )
 CONSOLE = "from specdec_cli.render.terminal import make_console; make_console(sys.stdout).print('a')"
 LEGEND_ONLY = "make_renderer(stdout=sys.stdout, stderr=sys.stderr, color='always').start({})"
@@ -666,3 +667,51 @@ def test_rich_is_not_imported_for_the_answer(module: str) -> None:
 def test_the_package_itself_is_cheap() -> None:
     script = "import sys, specdec_cli.render; sys.exit('numpy' in sys.modules or 'rich' in sys.modules)"
     assert run_python(script).returncode == 0
+
+
+class TestBackground:
+    """Writing must not hold up decoding, and nothing may be lost or reordered."""
+
+    def test_a_blocked_pipe_does_not_block_the_writer(self) -> None:
+        reader, writer = os.pipe()
+        with os.fdopen(writer, "w", encoding="utf-8") as stream:
+            sink = BackgroundSink(stream)
+            started = time.perf_counter()
+            text = "".join(chr(ord("a") + i % 26) * 1000 + "\n" for i in range(500))
+            for line in text.splitlines(keepends=True):
+                sink.write(line)
+            assert time.perf_counter() - started < 0.5
+            found = bytearray()
+            while len(found) < len(text):
+                found += os.read(reader, 1 << 16)
+            sink.drain()
+        os.close(reader)
+        assert found.decode() == text
+
+    def test_what_python_had_buffered_comes_first(self, tmp_path: Path) -> None:
+        path = tmp_path / "out"
+        with path.open("w", encoding="utf-8") as stream:
+            stream.write("first ")
+            sink = BackgroundSink(stream)
+            sink.write("second é")
+            sink.drain()
+            assert path.read_text(encoding="utf-8") == "first second é"
+
+    def test_a_reader_that_is_gone_is_reported(self) -> None:
+        reader, writer = os.pipe()
+        with os.fdopen(writer, "w", encoding="utf-8") as stream:
+            sink = BackgroundSink(stream)
+            os.close(reader)
+            sink.write("x")
+            with pytest.raises(BrokenPipeError):
+                sink.drain()
+            # Silenced from here on, at the exit of Python too.
+            sink.write("y")
+            sink.drain()
+
+    def test_a_stream_without_a_descriptor_is_written_at_once(self) -> None:
+        stream = io.StringIO()
+        sink = BackgroundSink(stream)
+        sink.write("x")
+        assert stream.getvalue() == "x"
+        sink.drain()

@@ -18,7 +18,7 @@ import typer
 
 from specdec_cli import interrupt, paths
 from specdec_cli.cli.status import status
-from specdec_cli.errors import ExitCode
+from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.files import read_object, replace_text
 from specdec_cli.llama import supports_gpu_offload
 from specdec_cli.render import ColorMode, Renderer, make_renderer
@@ -137,6 +137,11 @@ class Job:
             reason = "interrupted"
             stats.stop()
             self._count_prefill(stats)
+        except SpecdecError:
+            # What was generated stays, in front of the message.
+            if stats.num_tokens:
+                renderer.end_text()
+            raise
         renderer.end(stats, reason, comparison)
         if not (view.quiet or view.json or reason == "interrupted"):
             hint_at_tuning(self.session)

@@ -11,7 +11,7 @@ from typing import TextIO
 import numpy as np
 
 from specdec_cli.render.memory import peak_memory_bytes
-from specdec_cli.render.sink import TextSink, can_encode
+from specdec_cli.render.sink import BackgroundSink, can_encode
 from specdec_cli.render.terminal import UNSAFE
 from specdec_cli.stats import Comparison, NearTie, Stats
 from specdec_cli.types import Event, Finish, Round, Token
@@ -53,7 +53,7 @@ class JsonRenderer:
     """
 
     def __init__(self, stdout: TextIO) -> None:
-        self._out = TextSink(stdout)
+        self._out = BackgroundSink(stdout)
         self._ascii = not can_encode(stdout, "\u00e9\u4e2d\U0001f600")
         self._texts: list[str] = []
 
@@ -72,7 +72,8 @@ class JsonRenderer:
             self._texts.append(event.text)
 
     def end_text(self) -> None:
-        """Nothing to write: the `end` line has the whole text."""
+        """Nothing to add: the `end` line has the whole text."""
+        self._out.drain()
 
     def end(self, stats: Stats, finish_reason: str | None, comparison: Comparison | None = None) -> None:
         """Write the `end` line."""
@@ -86,6 +87,7 @@ class JsonRenderer:
                 "comparison": None if comparison is None else comparison_fields(comparison),
             }
         )
+        self._out.drain()
 
     def _line(self, fields: Mapping[str, object]) -> None:
         line = json.dumps(fields, ensure_ascii=self._ascii, default=_as_json)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TextIO
 
-from specdec_cli.render.sink import TextSink
+from specdec_cli.render.sink import BackgroundSink, TextSink
 from specdec_cli.render.terminal import ColorMode
 from specdec_cli.stats import Comparison, Stats
 from specdec_cli.types import Event, Finish, Round, Token
@@ -31,7 +31,7 @@ class PlainRenderer:
         stream: bool = True,
         explain: bool = False,
     ) -> None:
-        self._out = TextSink(stdout, buffered=not stream)
+        self._out = BackgroundSink(stdout, buffered=not stream)
         self._stderr = stderr
         self._color = color
         self._explain = explain
@@ -76,6 +76,7 @@ class PlainRenderer:
             self._out.write("\n")
             self._at_line_start = True
         self._out.release()
+        self._out.drain()
 
     def _before_summary(self) -> str:
         return ""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import os
+import queue
+import threading
 from typing import IO, TextIO
 
 
@@ -28,12 +30,18 @@ class TextSink:
         if self._held is not None:
             self._held.append(text)
             return
+        self._put(text)
+
+    def _put(self, text: str) -> None:
         try:
             self._write(text)
             self._stream.flush()
         except BrokenPipeError:
             silence(self._stream)
             raise
+
+    def drain(self) -> None:
+        """Everything is written already."""
 
     def _write(self, text: str) -> None:
         try:
@@ -55,6 +63,86 @@ class TextSink:
             self.write("".join(held))
         finally:
             self._held = []
+
+
+class BackgroundSink(TextSink):
+    """A sink whose writes return at once: a slow terminal or a blocked pipe must not hold up decoding.
+
+    A thread writes to the stream's file descriptor, around Python's own buffer, whose lock a blocked write would hold
+    until the end of the process. Streams without a descriptor are written to directly.
+
+    Args:
+        stream: where the text goes.
+        buffered: hold everything back until `release`.
+    """
+
+    def __init__(self, stream: TextIO, *, buffered: bool = False) -> None:
+        super().__init__(stream, buffered=buffered)
+        self._descriptor = _descriptor(stream)
+        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self._num_waiting = 0
+        self._lock = threading.Lock()
+        self._error: OSError | None = None
+        self._thread: threading.Thread | None = None
+
+    def _put(self, text: str) -> None:
+        if self._descriptor is None:
+            super()._put(text)
+            return
+        self._raise_error()
+        if self._thread is None:
+            self._stream.flush()
+            self._thread = threading.Thread(target=self._run, name="output", daemon=True)
+            self._thread.start()
+        with self._lock:
+            self._num_waiting += 1
+            self._idle.clear()
+        self._queue.put(text.encode(self._stream.encoding or "utf-8", "replace"))
+
+    def drain(self) -> None:
+        """Wait until everything is written; Ctrl-C interrupts that.
+
+        Raises:
+            BrokenPipeError: the reader is gone.
+            OSError: it cannot be written.
+        """
+        # Waits with a limit let signals through on every platform.
+        while not self._idle.wait(0.1):
+            pass
+        self._raise_error()
+
+    def _raise_error(self) -> None:
+        error, self._error = self._error, None
+        if error is not None:
+            raise error
+
+    def _run(self) -> None:
+        assert self._descriptor is not None
+        while True:
+            data = self._queue.get()
+            try:
+                while data:
+                    data = data[os.write(self._descriptor, data) :]
+            except OSError as error:
+                if isinstance(error, BrokenPipeError):
+                    silence(self._stream)
+                self._error = error
+            with self._lock:
+                self._num_waiting -= 1
+                if not self._num_waiting:
+                    self._idle.set()
+
+
+def _descriptor(stream: TextIO) -> int | None:
+    """The stream's file descriptor, where bytes written to it mean the same as text written to the stream."""
+    if os.name != "posix":
+        return None
+    try:
+        return stream.fileno()
+    except (OSError, ValueError, AttributeError):
+        return None
 
 
 def can_encode(stream: TextIO, text: str) -> bool:
