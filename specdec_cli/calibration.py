@@ -24,7 +24,7 @@ PROMPTS = (
 MAX_ANSWER, MIN_ANSWER = 48, 12
 """Tokens of one answer; with its first row it must fit into one call of `Context.score`."""
 
-PASS_SIZES = (1, 2, 3, 5, 9)
+PASS_SIZES = (1, 2, 3, 4, 5, 9)
 NUM_BASE = 160
 """Tokens in the cache while passes and steps are timed."""
 

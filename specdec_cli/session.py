@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import secrets
 import threading
 import weakref
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -202,13 +204,14 @@ class Session:
             if path is not None:
                 check_header(path)
         verdict = selfcheck.check()
+        extra = verdict.use_extra_bufts
+        wanted = [functools.partial(Model, target, gpu_layers=options.gpu_layers, use_extra_bufts=extra)]
+        if draft is not None:
+            wanted.append(functools.partial(Model, draft, gpu_layers=options.draft_gpu_layers, use_extra_bufts=extra))
         with contextlib.ExitStack() as stack:
-            extra = verdict.use_extra_bufts
-            target_model = stack.enter_context(Model(target, gpu_layers=options.gpu_layers, use_extra_bufts=extra))
-            draft_model = None
-            if draft is not None:
-                draft_layers = options.draft_gpu_layers
-                draft_model = stack.enter_context(Model(draft, gpu_layers=draft_layers, use_extra_bufts=extra))
+            target_model, *rest = [stack.enter_context(model) for model in _load_all(wanted)]
+            draft_model = rest[0] if rest else None
+            if draft_model is not None:
                 check_vocabularies(target_model, draft_model)
             # Looked up over the whole vocabulary, once: now and not within the first answer.
             _ = target_model.stop_tokens
@@ -597,6 +600,33 @@ def _batch_noise(target: Context, tokens: Sequence[int], row: Logits) -> float:
     target.keep(range(size))
     both = np.isfinite(row) & np.isfinite(batched)
     return float(np.sqrt(np.mean((row[both] - batched[both]) ** 2, dtype=np.float64)))
+
+
+def _load_all(wanted: Sequence[Callable[[], Model]]) -> list[Model]:
+    """Load models side by side: one reads its file while another repacks its weights.
+
+    Raises:
+        ModelLoadError: the first of them that cannot be loaded, with its own reason.
+    """
+    with ThreadPoolExecutor(len(wanted)) as pool:
+        futures = [pool.submit(load) for load in wanted]
+        try:
+            wait(futures)
+        except KeyboardInterrupt:
+            interrupt.request_stop()
+            wait(futures)
+            interrupt.clear_stop()
+    failures = [future.exception() for future in futures]
+    if not any(failures):
+        return [future.result() for future in futures]
+    for future, failure in zip(futures, failures, strict=True):
+        if failure is None:
+            future.result().close()
+    if any(isinstance(failure, KeyboardInterrupt) for failure in failures):
+        raise KeyboardInterrupt
+    # Alone, because both wrote their reasons into one log.
+    next(load for load, failure in zip(wanted, failures, strict=True) if failure)().close()
+    raise next(failure for failure in failures if failure)
 
 
 def _free(contexts: list[Context], models: list[LanguageModel]) -> None:
