@@ -64,8 +64,8 @@ _MIN_GAP, _MAX_GAP = 8, 64
 _HOPE_GAP, _HOPE_GAIN, _HOPE_SHARE, _OVERDRAFT = 4, 1 / 3, 0.3, 2.0
 """A target that has become surer by 30 % of what was missing is a reason to probe early, and beyond the allowance."""
 
-_FIRST_LENGTH = 14
-"""Longer drafts than this wait for a long acceptance: before that, small errors of the estimates multiply."""
+_FIRST_LENGTH, _FIRST_READY = 14, 4
+"""Longer drafts than this, or ready chains, wait for a long acceptance: small errors of the estimates multiply."""
 
 _MARGIN = 0.05
 _LOWEST_BALANCE, _HIGHEST_BALANCE = -3.0, 2.0
@@ -93,7 +93,7 @@ class CostRule(LengthPolicy):
         self._sureness = self._probed_at = 0.5
         self._lookaheads: dict[str, tuple[int, _Lookahead]] = {}
         self._num_rounds = 0
-        self._longest = 0
+        self._longest = dict.fromkeys(acceptances, 0)
         self._turn: _Turn | None = None
         self._balances = dict.fromkeys(acceptances, 0.0)
 
@@ -109,7 +109,8 @@ class CostRule(LengthPolicy):
     def of(self, drafter: str, num_behind: int, limit: int) -> _Turn:
         """The rule for one drafter in this round."""
         acceptance = self._acceptances[drafter]
-        limit = min(limit, self._max_draft_tokens, _FIRST_LENGTH + 2 * self._longest)
+        first = _FIRST_LENGTH if drafter in self._costs.drafts else _FIRST_READY
+        limit = min(limit, self._max_draft_tokens, first + 2 * self._longest[drafter])
         self._turn = _Turn(self, drafter, num_behind, limit, acceptance)
         return self._turn
 
@@ -138,7 +139,8 @@ class CostRule(LengthPolicy):
             if drafter in self._acceptances:
                 self._acceptances[drafter].learn(confidence, outcome)
         self._num_rounds += 1
-        self._longest = max(self._longest, record.num_accepted)
+        for drafter in record.drafters[:1]:
+            self._longest[drafter] = max(self._longest.get(drafter, 0), record.num_accepted)
         if record.index == 0:
             # It has read the prompt; its time says nothing about a round.
             return
