@@ -40,9 +40,8 @@ class Acceptance:
         self._tried = np.full(NUM_BUCKETS, _PRIOR_WEIGHT)
         self._accepted = _PRIOR_WEIGHT * prior(_CENTERS)
         self._prior = self._accepted / self._tried
-        # A flat start, and a little confidence: as if a few of each kind had been seen.
-        self._seen = np.full(NUM_BUCKETS, 0.25)
-        self._seen[-1] += 3.0
+        self._seen = np.zeros(NUM_BUCKETS)
+        self.begin()
 
     def estimate(self, confidence: float) -> float:
         """Probability that a token of this confidence is accepted."""
@@ -63,6 +62,12 @@ class Acceptance:
     def mean(self) -> float:
         """Expected acceptance of a token about which nothing is known yet."""
         return float(self.shares @ self.estimates)
+
+    def begin(self) -> None:
+        """A new answer: what tokens are worth stays, how easy the last text was is mostly forgotten."""
+        # A flat start, and a little confidence: as if a few of each kind had been seen.
+        self._seen = 0.25 * self._seen + 0.25
+        self._seen[-1] += 3.0
 
     def see(self, confidence: float) -> None:
         """A token of this confidence came up, whether it was scored or not."""

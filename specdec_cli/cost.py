@@ -49,8 +49,8 @@ class Timing:
         """Seconds of a pass over so many tokens."""
         if num_tokens <= MAX_TABULATED:
             return float(self.table[max(1, num_tokens) - 1])
-        slope = (self._seconds[-1] - self._seconds[-2]) / (_KNOTS[-1] - _KNOTS[-2])
-        inside = float(np.interp(num_tokens, _KNOTS, self._seconds))
+        slope = (self._monotone[-1] - self._monotone[-2]) / (_KNOTS[-1] - _KNOTS[-2])
+        inside = float(np.interp(num_tokens, _KNOTS, self._monotone))
         return inside + float(slope) * max(0.0, num_tokens - float(_KNOTS[-1]))
 
     def learn(self, num_tokens: int, seconds: float) -> None:
@@ -67,8 +67,8 @@ class Timing:
 
     def _refresh(self) -> None:
         # More tokens never take less time; noise must not promise that they do.
-        monotone = np.maximum.accumulate(self._seconds)
-        self.table: Floats = np.interp(np.arange(1, MAX_TABULATED + 1), _KNOTS, monotone)
+        self._monotone = np.maximum.accumulate(self._seconds)
+        self.table: Floats = np.interp(np.arange(1, MAX_TABULATED + 1), _KNOTS, self._monotone)
 
 
 def _usual(num_tokens: Floats | int) -> Floats:
@@ -86,6 +86,16 @@ class CostModel:
 
     target: Timing
     drafts: dict[str, Timing] = field(default_factory=dict)
+
+    def copy(self) -> CostModel:
+        """The same numbers, which do not change with this one's."""
+        drafts = {name: Timing(timing.as_dict()) for name, timing in self.drafts.items()}
+        return CostModel(Timing(self.target.as_dict()), drafts)
+
+    def ratios(self) -> Floats:
+        """What decisions depend on: passes of a few sizes and draft steps, in plain passes."""
+        passes = [self.target(n) for n in (2, 4, 8)]
+        return np.array([*passes, *(self.step_s(name) for name in sorted(self.drafts))]) / self.target(1)
 
     def step_s(self, drafter: str, num_tokens: int = 1) -> float:
         """Seconds of a draft step; 0.0 for a drafter without a model."""

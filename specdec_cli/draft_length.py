@@ -56,7 +56,7 @@ _INVESTMENT_ROUNDS = 64.0
 """Reading what a draft model missed is paid back over so many rounds at most."""
 
 _PROBE_SHARE = 0.012
-_FIRST_ALLOWANCE = 2.0
+_FIRST_ALLOWANCE = 0.5
 _MAX_ALLOWANCE = 4.0
 """Probing may lose this share of the time; the allowances are in target passes."""
 
@@ -68,7 +68,7 @@ _FIRST_LENGTH, _FIRST_READY = 14, 4
 """Longer drafts than this, or ready chains, wait for a long acceptance: small errors of the estimates multiply."""
 
 _MARGIN = 0.05
-_LOWEST_BALANCE, _HIGHEST_BALANCE = -3.0, 2.0
+_LOWEST_BALANCE, _FIRST_BALANCE, _HIGHEST_BALANCE = -3.0, 0.0, 2.0
 _FORGET_BALANCE = 1 / 48
 """A drafter that has lost more than it gained must promise more: 0.05 tokens a round for each token lost."""
 
@@ -77,13 +77,22 @@ class CostRule(LengthPolicy):
     """Drafts while one more token is worth its time, and not at all where drafting does not pay.
 
     Args:
-        costs: d and t(n); kept up to date with every round.
-        acceptances: by drafter, what its confidence is worth; kept up to date too.
+        costs: d and t(n), by which everything is decided.
+        acceptances: by drafter, what its confidence is worth; kept up to date with every round.
         max_draft_tokens: the longest draft.
+        observed: what the rounds really take is learned here. None is `costs` itself. Anything else makes the lengths a
+            function of the tokens alone: a seed then repeats its answer, though no two runs take the same times.
     """
 
-    def __init__(self, costs: CostModel, acceptances: Mapping[str, Acceptance], max_draft_tokens: int = 64) -> None:
+    def __init__(
+        self,
+        costs: CostModel,
+        acceptances: Mapping[str, Acceptance],
+        max_draft_tokens: int = 64,
+        observed: CostModel | None = None,
+    ) -> None:
         self._costs = costs
+        self._observed = observed or costs
         self._acceptances = acceptances
         self._max_draft_tokens = max_draft_tokens
         # As if plain decoding had gone on for long: a lucky first round must not raise the price of time.
@@ -94,8 +103,10 @@ class CostRule(LengthPolicy):
         self._lookaheads: dict[str, tuple[int, _Lookahead]] = {}
         self._num_rounds = 0
         self._longest = dict.fromkeys(acceptances, 0)
+        for acceptance in acceptances.values():
+            acceptance.begin()
         self._turn: _Turn | None = None
-        self._balances = dict.fromkeys(acceptances, 0.0)
+        self._balances = dict.fromkeys(acceptances, _FIRST_BALANCE)
 
     def margin(self, drafter: str) -> float:
         """Gain that a round by this drafter must promise, in tokens: estimates that proved too high need to."""
@@ -134,7 +145,6 @@ class CostRule(LengthPolicy):
 
     def learn(self, record: Round) -> None:
         """Take times and outcomes of a finished round into account."""
-        target = self._costs.target
         for drafter, confidence, outcome in zip(record.drafters, record.confidences, record.outcomes, strict=False):
             if drafter in self._acceptances:
                 self._acceptances[drafter].learn(confidence, outcome)
@@ -144,23 +154,26 @@ class CostRule(LengthPolicy):
         if record.index == 0:
             # It has read the prompt; its time says nothing about a round.
             return
-        target.learn(1 + record.num_drafted, record.total_s - record.propose_s)
+        self._observed.target.learn(1 + record.num_drafted, record.total_s - record.propose_s)
+        seconds = record.total_s
+        if self._observed is not self._costs:
+            proposing_s = self._turn.counted_s if self._turn else 0.0
+            seconds = proposing_s + self._costs.target(1 + record.num_drafted)
         self._num_tokens += _RATE_GAIN * (record.num_tokens - self._num_tokens)
-        self._seconds += _RATE_GAIN * (record.total_s - self._seconds)
-        self._settle(record)
+        self._seconds += _RATE_GAIN * (seconds - self._seconds)
+        self._settle(record, seconds)
         self._turn = None
 
-    def _settle(self, record: Round) -> None:
-        """Book what probing cost, and choose the time of the next probe."""
+    def _settle(self, record: Round, seconds: float) -> None:
+        """Book what drafting gained or cost, and choose the time of the next probe."""
         plain_s = self._costs.target(1)
-        turn = self._turn
+        turn, gained = self._turn, record.num_tokens - seconds / plain_s
         for drafter, balance in self._balances.items():
             if turn is not None and drafter == turn.drafter and (record.num_drafted or turn.num_steps):
-                balance += record.num_tokens - record.total_s / plain_s
-                self._balances[drafter] = min(max(balance, _LOWEST_BALANCE), _HIGHEST_BALANCE)
+                self._balances[drafter] = min(max(balance + gained, _LOWEST_BALANCE), _HIGHEST_BALANCE)
             else:
                 self._balances[drafter] = balance * (1 - _FORGET_BALANCE)
-        self._allowance = min(self._allowance + _PROBE_SHARE * record.total_s, _MAX_ALLOWANCE * plain_s)
+        self._allowance = min(self._allowance + _PROBE_SHARE * seconds, _MAX_ALLOWANCE * plain_s)
         if turn is None or not turn.num_steps:
             self._num_off += 1
             if record.target_confidence:
@@ -170,10 +183,9 @@ class CostRule(LengthPolicy):
         if not turn.is_probe:
             self._gap = _MIN_GAP
             return
-        lost = record.total_s - record.num_tokens * plain_s
         # What was missed is read now, so that the next probe is cheap; hope must not be paid for twice.
-        lost = min(lost, plain_s) if self._is_hopeful else lost
-        self._allowance -= max(0.0, lost)
+        lost = min(-gained, 1.0) if self._is_hopeful else -gained
+        self._allowance -= max(0.0, lost) * plain_s
         self._probed_at += 0.5 * (self._sureness - self._probed_at)
         self._gap = 1 if turn.was_worth_it else min(max(_MIN_GAP, 2 * self._gap), _MAX_GAP)
 
@@ -198,8 +210,13 @@ class CostRule(LengthPolicy):
 
     @property
     def costs(self) -> CostModel:
-        """d and t(n)."""
+        """d and t(n) by which is decided."""
         return self._costs
+
+    @property
+    def observed(self) -> CostModel:
+        """d and t(n) as they turn out."""
+        return self._observed
 
 
 @dataclass(slots=True)
@@ -216,6 +233,7 @@ class _Turn(LengthPolicy):
     num_steps: int = 0
     is_probe: bool = False
     was_worth_it: bool = False
+    counted_s: float = 0.0
     reason: Reason = "off"
 
     def draft_more(self, confidences: Sequence[float]) -> bool:
@@ -266,7 +284,8 @@ class _Turn(LengthPolicy):
     def spent(self, num_tokens: int, seconds: float) -> None:
         """A draft step took so long."""
         self.num_steps += 1
-        drafts = self.rule.costs.drafts
+        self.counted_s += self.rule.costs.step_s(self.drafter, num_tokens)
+        drafts = self.rule.observed.drafts
         if self.drafter in drafts:
             drafts[self.drafter].learn(num_tokens, seconds)
         else:

@@ -105,6 +105,13 @@ def remember(name: str | None, costs: CostModel) -> None:
     replace_text(_file(), json.dumps(dict([*kept.items()][-_MAX_REMEMBERED:])))
 
 
+def forget(name: str | None) -> None:
+    """Have costs measured again the next time."""
+    entries = read_object(_file())
+    if entries.pop(name or "", None) is not None:
+        replace_text(_file(), json.dumps(entries))
+
+
 def _timing(seconds: Mapping[str, float]) -> Timing:
     measured = {int(size): float(value) for size, value in seconds.items()}
     if not measured or not all(0 < value < 1e6 for value in measured.values()):

@@ -56,6 +56,9 @@ from specdec_cli.verify import OnTrial
 
 DEFAULT_MAX_TOKENS = 2048
 
+_MAX_CHANGE = 1.3
+"""Costs that a session finds to be off by more were measured while something else was running."""
+
 _MAX_BYTES_PER_TOKEN = 32
 """No text comes near this average."""
 
@@ -176,6 +179,7 @@ class Session:
         # Also when nobody closes it: gigabytes must not wait for the end of the program.
         self._free = weakref.finalize(self, _free, self._owned, models)
         self._costs: CostModel | None = None
+        self._measured: CostModel | None = None
         self._ngrams: NgramStore | None = None
         self._acceptances: dict[SamplingParams, dict[str, Acceptance]] = {}
         self._vocabulary: Vocabulary | None = None
@@ -222,6 +226,7 @@ class Session:
         """Free caches and models."""
         with self._lock:
             self._contexts = None
+            self._review_costs()
             if self._ngrams is not None:
                 self._ngrams.close()
             self._free()
@@ -484,7 +489,12 @@ class Session:
         setting = dataclasses.replace(params, seed=None)
         if setting not in self._acceptances:
             self._acceptances[setting] = {"model": Acceptance(model_prior), "ngram": Acceptance(match_prior)}
-        return CostRule(self.costs, self._acceptances[setting], MAX_DRAFT_TOKENS)
+        observed = self.costs
+        if params.is_greedy:
+            return CostRule(observed, self._acceptances[setting], MAX_DRAFT_TOKENS)
+        # Sampled answers depend on where drafts end; by costs that stay the same, a seed repeats its answer.
+        assert self._measured is not None
+        return CostRule(self._measured, self._acceptances[setting], MAX_DRAFT_TOKENS, observed)
 
     @property
     def ngrams(self) -> NgramStore | None:
@@ -502,11 +512,21 @@ class Session:
         """What decoding costs here; measured on first use, unless it is remembered for machine, files and settings."""
         if self._costs is None:
             target, draft = self._contexts or self.prepare(1, 1)
-            self._costs = measuring.recall(self._costs_key)
-            if self._costs is None or (draft is not None and "model" not in self._costs.drafts):
-                self._costs = measuring.measure(target, {} if draft is None else {"model": draft})
-                measuring.remember(self._costs_key, self._costs)
+            key = self._costs_key
+            measured = measuring.recall(key)
+            if measured is None or (draft is not None and "model" not in measured.drafts):
+                measured = measuring.measure(target, {} if draft is None else {"model": draft})
+                measuring.remember(key, measured)
+            # Copied, so that they are the same numbers as those that will be remembered.
+            self._measured, self._costs = measured.copy(), measured.copy()
         return self._costs
+
+    def _review_costs(self) -> None:
+        """Have costs measured again the next time, when what was seen since is something else."""
+        if self._costs is not None and self._measured is not None:
+            change = self._costs.ratios() / self._measured.ratios()
+            if change.min() < 1 / _MAX_CHANGE or change.max() > _MAX_CHANGE:
+                measuring.forget(self._costs_key)
 
     @property
     def _costs_key(self) -> str | None:

@@ -134,7 +134,7 @@ def test_probing_costs_less_than_two_percent(shape: str, costs: tuple[float, flo
 
 
 def test_off_is_explained() -> None:
-    where = world([0.05] * 600, "cpu", (0.08, 0.25))
+    where = world([0.05] * 600, "cpu", (0.24, 0.08))
     where.run(rule_for(where), 600)
     decisions = [record.decision for record in where.records[100:]]
     assert {decision.reason for decision in decisions if decision} == {"off", "probe"}

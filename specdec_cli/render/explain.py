@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 
 from specdec_cli.types import Round
@@ -13,22 +14,31 @@ _REASONS = {
     "fixed": "fixed length",
     "end": "nothing more to propose",
 }
-_HEAD = "round drafter   K  ok       A       p     R/s    d ms  t(n) ms  t(n+1) ms  why"
+_HEAD = "    round drafter   K  ok       A       p     R/s    d ms  t(n) ms  t(n+1) ms  why"
 
 
 def explain_text(rounds: Sequence[Round]) -> str:
-    """A line a round.
+    """A line a round, one for neighbors that are plain decoding.
 
     K tokens were drafted and ok of them accepted; A is the probability that all are, p that of one more; R is what a
     second is worth in tokens, d one more draft step, t(n) the target's pass over this draft.
     """
-    lines = [_HEAD, *(_line(record) for record in rounds)]
-    return "".join(f"{line}\n" for line in lines)
+    # Long stretches of plain decoding say the same thing in every round.
+    runs = [list(run) for _, run in itertools.groupby(rounds, _kind)]
+    return "".join(f"{line}\n" for line in [_HEAD, *(_line(run) for run in runs)])
 
 
-def _line(record: Round) -> str:
+def _kind(record: Round) -> tuple[int, bool]:
+    """What lets neighboring rounds share a line."""
+    off = not record.num_drafted and record.decision is not None and record.decision.reason == "off"
+    return (0, True) if off else (record.index, False)
+
+
+def _line(run: Sequence[Round]) -> str:
+    record = run[-1]
+    index = str(record.index) if len(run) == 1 else f"{run[0].index}-{record.index}"
     name = "+".join(dict.fromkeys(record.drafters)) or "-"
-    line = f"{record.index:5} {name:8} {record.num_drafted:2}  {record.num_accepted:2}"
+    line = f"{index:>9} {name:8} {record.num_drafted:2}  {record.num_accepted:2}"
     decision = record.decision
     if decision is None:
         return line
