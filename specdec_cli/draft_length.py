@@ -61,6 +61,10 @@ _MAX_ALLOWANCE = 4.0
 """Probing may lose this share of the time; the allowances are in target passes."""
 
 _MIN_GAP, _MAX_GAP = 8, 64
+
+_EASY, _WORTH_READING = 0.95, 0.3
+"""With each token accepted in 95 %, drafting must gain this many tokens a round for the prompt to be read for it."""
+
 _HOPE_GAP, _HOPE_GAIN, _HOPE_SHARE, _OVERDRAFT = 4, 1 / 3, 0.3, 2.0
 """A target that has become surer by 30 % of what was missing is a reason to probe early, and beyond the allowance."""
 
@@ -98,7 +102,7 @@ class CostRule(LengthPolicy):
         # As if plain decoding had gone on for long: a lucky first round must not raise the price of time.
         self._num_tokens, self._seconds = 1.0, costs.target(1)
         self._allowance = _FIRST_ALLOWANCE * costs.target(1)
-        self._gap, self._num_off = _MIN_GAP, 0
+        self._gap, self._num_off = 1, 0
         self._sureness = self._probed_at = 0.5
         self._lookaheads: dict[str, tuple[int, _Lookahead]] = {}
         self._num_rounds = 0
@@ -189,8 +193,13 @@ class CostRule(LengthPolicy):
         self._probed_at += 0.5 * (self._sureness - self._probed_at)
         self._gap = 1 if turn.was_worth_it else min(max(_MIN_GAP, 2 * self._gap), _MAX_GAP)
 
-    def may_probe(self, seconds: float) -> bool:
-        """Whether a probe of so many seconds is due, and within the allowance; earlier where the text grows easier."""
+    def may_probe(self, seconds: float, could_pay: bool) -> bool:
+        """Whether a probe of so many seconds is due, and within the allowance; earlier where the text grows easier.
+
+        In the first round it is where drafting could pay at all: only a drafter that has read the prompt can tell.
+        """
+        if self._num_rounds == 0:
+            return could_pay
         if self._is_hopeful and self._num_off + 1 >= _HOPE_GAP:
             return seconds <= self._allowance + _OVERDRAFT * self._costs.target(1)
         return self._num_off + 1 >= self._gap and seconds <= self._allowance
@@ -246,8 +255,16 @@ class _Turn(LengthPolicy):
             return self.rule.lookahead(self.drafter).more(len(confidences), self.reach) > 0
         if self.gain() > 0:
             return True
-        self.is_probe = self.rule.may_probe(self.rule.costs.step_s(self.drafter, self.num_behind))
+        costs = self.rule.costs
+        self.is_probe = self.rule.may_probe(costs.step_s(self.drafter, self.num_behind), self._could_pay())
         return self.is_probe
+
+    def _could_pay(self) -> bool:
+        """Whether drafting would pay well with a text that the drafter knows well."""
+        costs, rate = self.rule.costs, self.rule.rate
+        lengths = np.arange(1, min(_HORIZON, self.limit) + 1)
+        spent = lengths * costs.step_s(self.drafter) + costs.target.table[lengths] - costs.target.table[0]
+        return bool((np.cumsum(_EASY**lengths) - rate * spent).max(initial=0.0) > _WORTH_READING)
 
     def keep_last(self, confidences: Sequence[float]) -> bool:
         """Whether scoring it, and going on from there if that pays, is worth the target's time."""

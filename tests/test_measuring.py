@@ -108,7 +108,8 @@ def test_what_has_no_name_is_not_remembered(monkeypatch: pytest.MonkeyPatch, tmp
 @pytest.mark.parametrize(
     "content",
     [
-        "", "{", "[]", '{"key": 3}', '{"key": {"target": {}, "drafts": {}}}', '{"key": {"target": {"1": -1}, "drafts": {}}}',
+        "", "{", "[]", '{"key": 3}', '{"key": {"target": {}, "drafts": {}}}',
+        '{"key": {"target": {"1": -1}, "drafts": {}}}',
         '{"key": {"target": {"1": "x"}, "drafts": {}}}', '{"key": {"target": {"1": 1e99}, "drafts": {}}}',
     ],
 )  # fmt: skip

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import signal
 import threading
@@ -26,9 +27,21 @@ from specdec_cli.errors import (
     SpecdecError,
     UsageError,
 )
+from specdec_cli.llama import Model
 from specdec_cli.session import Result, Session, SessionOptions, Structure, load, with_seed
 from specdec_cli.testing import FakeContext, FakeModel
-from specdec_cli.types import PLAIN_DECODING, ContextOptions, Drafting, Finish, Prefill, Round, SamplingParams, Token
+from specdec_cli.tuned import Tuned
+from specdec_cli.types import (
+    PLAIN_DECODING,
+    ContextOptions,
+    DrafterName,
+    Drafting,
+    Finish,
+    Prefill,
+    Round,
+    SamplingParams,
+    Token,
+)
 
 GREEDY = SamplingParams(temperature=0)
 BOLD = SessionOptions(Drafting("model", 5, 0.0))
@@ -493,6 +506,44 @@ class TestTiny:
             assert tie is None or tie.gap < 0.05
             assert drafted.stats.num_accepted > 0
             assert isinstance(drafted, Result)
+
+    @pytest.mark.parametrize("drafter", ["auto", "ngram", "model"])
+    def test_every_drafter_gives_the_baselines_answer(self, folder: Path, drafter: DrafterName) -> None:
+        with self.open(folder) as session:
+            prompt = session.encode("one two three one two three one two")
+            plain = session.generate(prompt, sampling=GREEDY, max_tokens=60, drafting=PLAIN_DECODING)
+            session.clear()
+            drafted = session.generate(prompt, sampling=GREEDY, max_tokens=60, drafting=Drafting(drafter))
+            tie = session.near_tie(prompt, drafted.tokens, plain.tokens)
+            assert tie is None or tie.gap < 0.05
+            assert set(drafted.stats.drafted_by_drafter) <= {"model", "ngram"}
+
+    def test_the_tuned_file_and_its_settings_are_used(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        tuned = Tuned(folder / "padded.gguf", "Q4_0 pure", threads=1, kv_type="q8_0", flash_attention=True)
+        monkeypatch.setattr("specdec_cli.session.find_tuned", lambda *_: tuned)
+        opened: list[tuple[str, ContextOptions]] = []
+        open_context = Model.open_context
+        monkeypatch.setattr(Model, "open_context", lambda m, o: opened.append((m.path.stem, o)) or open_context(m, o))
+        with self.open(folder) as session:
+            assert session.draft_model is not None
+            assert (session.draft_model.path, session.tuned) == (tuned.path, tuned)
+            session.generate("Name the planets", sampling=GREEDY, max_tokens=20)
+        by_name = dict(opened)
+        assert (by_name["padded"].kv_type, by_name["padded"].flash_attention) == ("q8_0", True)
+        assert (by_name["target"].kv_type, by_name["target"].flash_attention) == ("f16", None)
+        options = dataclasses.replace(self.options, use_tuned=False)
+        with specdec_cli.load(target=folder / "target.gguf", draft=folder / "draft.gguf", options=options) as session:
+            assert session.draft_model is not None
+            assert session.draft_model.path == folder / "draft.gguf"
+
+    @pytest.mark.parametrize("broken", ["target", "draft"])
+    def test_the_model_that_cannot_be_loaded_is_named(self, folder: Path, broken: str, tmp_path: Path) -> None:
+        paths = {name: folder / f"{name}.gguf" for name in ("target", "draft")}
+        data = paths[broken].read_bytes()
+        paths[broken] = tmp_path / f"cut-{broken}.gguf"
+        paths[broken].write_bytes(data[: len(data) // 2])
+        with pytest.raises(ModelLoadError, match=f"cut-{broken}"):
+            specdec_cli.load(target=paths["target"], draft=paths["draft"], options=self.options)
 
     def test_seed_repeats_an_answer(self, folder: Path) -> None:
         with self.open(folder) as session:
