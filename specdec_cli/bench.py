@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 
 from specdec_cli import interrupt
 from specdec_cli.cost import CostModel
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import ContextFullError, UsageError
 from specdec_cli.interval import Ratio, geometric_mean
 from specdec_cli.prompts import Prompt
 from specdec_cli.session import Session
@@ -91,13 +91,13 @@ def select(prompts: Sequence[Prompt], categories: Sequence[str] = (), limit: int
     for name in categories:
         if name not in known:
             raise UsageError(f"no prompt is of the category `{name}`", f"there are: {', '.join(known)}")
+    chosen: dict[str, list[Prompt]] = {name: [] for name in known if not categories or name in categories}
     distinct: dict[str, Prompt] = {}
     for prompt in prompts:
-        distinct.setdefault(prompt.text, prompt)
-    chosen: dict[str, list[Prompt]] = {name: [] for name in known if not categories or name in categories}
-    for prompt in distinct.values():
         if prompt.category in chosen:
-            chosen[prompt.category].append(prompt)
+            distinct.setdefault(prompt.text, prompt)
+    for prompt in distinct.values():
+        chosen[prompt.category].append(prompt)
     return [prompt for members in chosen.values() for prompt in members[:limit]]
 
 
@@ -244,6 +244,12 @@ class Measurement:
         return max(beating, key=lambda item: item[0])[1] if beating else None
 
     @property
+    def is_off(self) -> bool:
+        """Whether plain decoding was the fastest in the mean: more than the want of a clear winner."""
+        speedups = [self.part(setting.name).speedup for setting in self.plan.settings]
+        return all(speedup is not None and speedup.mean <= 1 for speedup in speedups)
+
+    @property
     def baseline_spread(self) -> float | None:
         """(max - min) / mean of the baseline's speed over the repeats of a prompt, median over prompts."""
         speeds: dict[int, list[float]] = {}
@@ -368,7 +374,14 @@ def measure(session: Session, plan: Plan, on_step: OnStep = lambda *_: None) -> 
     """
     prompts = [session.encode(prompt.text) for prompt in plan.prompts]
     # Once for the longest one: contexts made anew in between would cost the answer that happens to need them.
-    session.prepare(max(map(len, prompts)), plan.max_tokens)
+    longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
+    context, _ = session.prepare(len(prompts[longest]), plan.max_tokens)
+    if len(prompts[longest]) >= context.num_ctx:
+        raise ContextFullError(
+            f"prompt {longest + 1} ({plan.prompts[longest].category}) has {len(prompts[longest])} tokens, which leaves"
+            f" no room in a context of {context.num_ctx}",
+            "use a larger `--ctx`, or leave the prompt out",
+        )
     measurement = Measurement(plan, session.costs)
     try:
         with interrupt.stop_on_sigint():

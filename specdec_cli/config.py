@@ -88,7 +88,10 @@ def save_pair_settings(pair: str, drafting: Drafting) -> Path:
             table.pop(key, None)
         else:
             table[key] = value
-    if not replace_text(path, tomlkit.dumps(document)):
+    new = tomlkit.dumps(document)
+    # What would not be read again must not replace what is.
+    _pair_settings(_parsed(path, new).get("pairs", {}).get(pair, {}), f'{path}: [pairs."{pair}"]')
+    if not replace_text(path, new):
         raise SpecdecError(f"cannot write `{path}`", "check the rights of its folder, or set SPECDEC_HOME")
     return path
 

@@ -62,7 +62,7 @@ _MAX_ALLOWANCE = 4.0
 
 _MIN_GAP, _MAX_GAP = 8, 64
 
-_EASY, _WORTH_READING = 0.95, 0.3
+_EASY, _WORTH_READING, _MOST_LEFT = 0.95, 0.3, 256
 """With each token accepted in 95 %, drafting must gain this many tokens a round for the prompt to be read for it."""
 
 _HOPE_GAP, _HOPE_GAIN, _HOPE_SHARE, _OVERDRAFT = 4, 1 / 3, 0.3, 2.0
@@ -107,6 +107,7 @@ class CostRule(LengthPolicy):
         self._lookaheads: dict[str, tuple[int, _Lookahead]] = {}
         self._num_rounds = 0
         self._longest = dict.fromkeys(acceptances, 0)
+        self._lag = 1
         for acceptance in acceptances.values():
             acceptance.begin()
         self._turn: _Turn | None = None
@@ -124,9 +125,11 @@ class CostRule(LengthPolicy):
     def of(self, drafter: str, num_behind: int, limit: int) -> _Turn:
         """The rule for one drafter in this round."""
         acceptance = self._acceptances[drafter]
+        # What a cache happens to hold from before must not decide about a sampled answer.
+        num_behind = num_behind if self._observed is self._costs else self._lag
         first = _FIRST_LENGTH if drafter in self._costs.drafts else _FIRST_READY
-        limit = min(limit, self._max_draft_tokens, first + 2 * self._longest[drafter])
-        self._turn = _Turn(self, drafter, num_behind, limit, acceptance)
+        longest = min(limit, self._max_draft_tokens, first + 2 * self._longest[drafter])
+        self._turn = _Turn(self, drafter, num_behind, longest, acceptance, num_left=limit)
         return self._turn
 
     def draft_more(self, confidences: Sequence[float]) -> bool:
@@ -155,6 +158,8 @@ class CostRule(LengthPolicy):
         self._num_rounds += 1
         for drafter in record.drafters[:1]:
             self._longest[drafter] = max(self._longest.get(drafter, 0), record.num_accepted)
+        stepped = self._turn is not None and self._turn.num_steps > 0
+        self._lag = 1 if stepped else self._lag + record.num_tokens
         if record.index == 0:
             # It has read the prompt; its time says nothing about a round.
             return
@@ -189,7 +194,7 @@ class CostRule(LengthPolicy):
             return
         # What was missed is read now, so that the next probe is cheap; hope must not be paid for twice.
         lost = min(-gained, 1.0) if self._is_hopeful else -gained
-        self._allowance -= max(0.0, lost) * plain_s
+        self._allowance = max(self._allowance - max(0.0, lost) * plain_s, -_MAX_ALLOWANCE * plain_s)
         self._probed_at += 0.5 * (self._sureness - self._probed_at)
         self._gap = 1 if turn.was_worth_it else min(max(_MIN_GAP, 2 * self._gap), _MAX_GAP)
 
@@ -237,6 +242,7 @@ class _Turn(LengthPolicy):
     num_behind: int
     limit: int
     acceptance: Acceptance
+    num_left: int
     reach: float = 1.0
     num_kept: int = 0
     num_steps: int = 0
@@ -260,11 +266,13 @@ class _Turn(LengthPolicy):
         return self.is_probe
 
     def _could_pay(self) -> bool:
-        """Whether drafting would pay well with a text that the drafter knows well."""
+        """Whether drafting would pay well with a text that the drafter knows well, what it has to read included."""
         costs, rate = self.rule.costs, self.rule.rate
+        missed = rate * costs.step_s(self.drafter, self.num_behind)
         lengths = np.arange(1, min(_HORIZON, self.limit) + 1)
         spent = lengths * costs.step_s(self.drafter) + costs.target.table[lengths] - costs.target.table[0]
-        return bool((np.cumsum(_EASY**lengths) - rate * spent).max(initial=0.0) > _WORTH_READING)
+        gain = float((np.cumsum(_EASY**lengths) - rate * spent).max(initial=0.0))
+        return gain > _WORTH_READING and gain * min(self.num_left, _MOST_LEFT) / 2 > missed
 
     def keep_last(self, confidences: Sequence[float]) -> bool:
         """Whether scoring it, and going on from there if that pays, is worth the target's time."""
@@ -284,6 +292,8 @@ class _Turn(LengthPolicy):
         """The prefix with the largest expected gain; the tokens are there already."""
         values, reaches = self._ready(confidences)
         best = int(values.argmax())
+        if values[best] <= self.rule.margin(self.drafter):
+            best = 0
         self.reach, self.num_kept = float(reaches[best]), best
         self.reason = "cost" if best < len(confidences) else "end"
         return best

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ _TARGET_SIZES, _DRAFT_SIZES = (1, 2, 3, 4, 5, 8, 16), (1, 2, 8, 64)
 _NUM_BEFORE = 32
 """Tokens in the cache while a pass is timed."""
 
+_LONG_S, _NEVER = 0.5, 1e4
 _MAX_REMEMBERED = 64
 
 # Raise it when the numbers mean something else.
-_VERSION = 1
+_VERSION = 2
 
 
 def measure(target: Context, drafts: Mapping[str, Context]) -> CostModel:
@@ -31,35 +32,61 @@ def measure(target: Context, drafts: Mapping[str, Context]) -> CostModel:
         drafts: for each drafter with a model, its context.
     """
     return CostModel(
-        Timing(_time(target, _TARGET_SIZES)),
-        {name: Timing(_time(context, _DRAFT_SIZES)) for name, context in drafts.items()},
+        Timing(_time(target, _TARGET_SIZES, _pass_s)),
+        {name: Timing(_time(context, _DRAFT_SIZES, _step_s)) for name, context in drafts.items()},
     )
 
 
-def _time(context: Context, sizes: Sequence[int]) -> dict[int, float]:
+def fits(context: Context) -> bool:
+    """Whether all sizes can be timed in it: what was guessed is not to be remembered."""
+    return context.num_ctx >= _NUM_BEFORE + max(*_TARGET_SIZES, *_DRAFT_SIZES)
+
+
+def _time(context: Context, sizes: Sequence[int], timed: Callable[[Context, int, int], float]) -> dict[int, float]:
     """Number of tokens -> seconds of a pass, for the sizes that fit."""
-    room = context.num_ctx - max(sizes) - 1
-    base = _some_tokens(max(1, min(_NUM_BEFORE, room)), context.num_vocab)
-    fitting = [size for size in sizes if len(base) + size <= context.num_ctx] or [1]
+    num_before = max(1, min(_NUM_BEFORE, context.num_ctx - max(sizes) - 1))
+    fitting = [size for size in sizes if num_before + size <= context.num_ctx] or [1]
     # The first pass pays for what is set up lazily.
-    context.sync(base)
+    context.sync(_some_tokens(num_before, context.num_vocab))
     context.score()
-    seconds = {size: min(_pass_s(context, base, size) for _ in range(_repeats(size))) for size in fitting}
+    seconds: dict[int, float] = {}
+    for size in fitting:
+        seconds[size] = timed(context, num_before, size)
+        repeats = 0 if seconds[size] > _LONG_S else 2 if size <= 2 else 1 if size <= 5 else 0
+        seconds[size] = min([seconds[size], *(timed(context, num_before, size) for _ in range(repeats))])
+    if not _can_forget(context, num_before):
+        # Every rejection would have the whole text read again: far more than any draft can gain.
+        seconds = {1: seconds[1], 2: _NEVER * seconds[1]}
     context.clear()
     return seconds
 
 
-def _repeats(size: int) -> int:
-    # Noise matters less where a pass is long.
-    return 3 if size <= 2 else 2 if size <= 5 else 1
-
-
-def _pass_s(context: Context, base: list[int], size: int) -> float:
-    context.sync(base)
+def _pass_s(context: Context, num_before: int, size: int) -> float:
+    """A target pass: the last token and a draft, logits for all of them."""
+    context.sync(_some_tokens(num_before, context.num_vocab))
     before = context.decode_s
     context.score(Draft.chain(_some_tokens(size - 1, context.num_vocab)))
     context.keep(())
     return context.decode_s - before
+
+
+def _step_s(context: Context, num_before: int, size: int) -> float:
+    """A draft step that reads what was missed, logits for the last token only."""
+    context.sync(_some_tokens(num_before, context.num_vocab))
+    before = context.decode_s
+    context.sync(_some_tokens(num_before + size - 1, context.num_vocab))
+    context.score()
+    return context.decode_s - before
+
+
+def _can_forget(context: Context, num_before: int) -> bool:
+    """Whether a rejected draft can be dropped from the cache."""
+    if num_before + 1 > context.num_ctx:
+        return True
+    context.sync(_some_tokens(num_before, context.num_vocab))
+    context.score(Draft.chain(_some_tokens(1, context.num_vocab)))
+    context.keep(())
+    return len(context.tokens) >= num_before
 
 
 def _some_tokens(num: int, num_vocab: int) -> list[int]:
@@ -103,13 +130,6 @@ def remember(name: str | None, costs: CostModel) -> None:
     kept = {known: entry for known, entry in read_object(_file()).items() if known != name}
     kept[name] = {"target": costs.target.as_dict(), "drafts": drafts}
     replace_text(_file(), json.dumps(dict([*kept.items()][-_MAX_REMEMBERED:])))
-
-
-def forget(name: str | None) -> None:
-    """Have costs measured again the next time."""
-    entries = read_object(_file())
-    if entries.pop(name or "", None) is not None:
-        replace_text(_file(), json.dumps(entries))
 
 
 def _timing(seconds: Mapping[str, float]) -> Timing:

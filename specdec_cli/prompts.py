@@ -116,7 +116,8 @@ def read_prompts(path: Path) -> list[Prompt]:
         UsageError: the file cannot be read, or a line has another form.
     """
     try:
-        lines = path.read_text(encoding="utf-8").splitlines()
+        # Not splitlines(): a line separator of Unicode may stand inside a JSON string.
+        lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
         raise UsageError(f"cannot read `{path}`: {reason}", "check the path given to `--prompts`") from None

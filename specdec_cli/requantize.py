@@ -45,6 +45,8 @@ def requantize(
         arguments = (command or _child_command)(source.absolute(), temporary.absolute(), ftype, pure, threads)
         if reason := failure(arguments, TIME_LIMIT_S, str(destination.parent)):
             raise BackendError(f"the quantizer {reason}")
+        with temporary.open("rb") as file:
+            os.fsync(file.fileno())
         temporary.replace(destination)
     finally:
         temporary.unlink(missing_ok=True)

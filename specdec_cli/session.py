@@ -24,9 +24,9 @@ from specdec_cli.cost import CostModel
 from specdec_cli.draft_length import CostRule, Fixed
 from specdec_cli.drafters import AutoDrafter, ModelDrafter, NgramDrafter, NoDrafter
 from specdec_cli.engine import speculate
-from specdec_cli.errors import ContextFullError, UsageError
+from specdec_cli.errors import ContextFullError, SpecdecError, UsageError
 from specdec_cli.gguf import check_header
-from specdec_cli.llama import KV_TYPES, Model, check_vocabularies
+from specdec_cli.llama import KV_TYPES, Model, check_vocabularies, default_threads
 from specdec_cli.ngram_store import NgramStore, default_path, vocabulary_fingerprint
 from specdec_cli.repetition import Breakers, find_breakers
 from specdec_cli.sampling import Sampler, top_two
@@ -203,6 +203,8 @@ class Session:
         options = options or SessionOptions()
         draft = draft if options.drafting.uses_model else None
         tuned = find_tuned(target, draft) if draft is not None and options.use_tuned else None
+        if tuned is not None and not _is_loadable(tuned.path):
+            tuned = None
         draft = draft if tuned is None else tuned.path
         for path in (target, draft):
             if path is not None:
@@ -226,10 +228,12 @@ class Session:
         """Free caches and models."""
         with self._lock:
             self._contexts = None
-            self._review_costs()
-            if self._ngrams is not None:
-                self._ngrams.close()
-            self._free()
+            try:
+                self._review_costs()
+                if self._ngrams is not None:
+                    self._ngrams.close()
+            finally:
+                self._free()
 
     def __enter__(self) -> Session:
         return self
@@ -308,22 +312,24 @@ class Session:
         params = with_seed(sampling or SamplingParams())
         structure, drafting = structure or Structure(), drafting or self.options.drafting
         tokens = self._tokens(prompt)
-        target, draft = self.prepare(len(tokens), max_tokens)
         params = self._without_eos(params) if structure.ignore_eos else params
         constraint = self._constraint(structure, len(tokens))
         rng = np.random.default_rng(params.seed)
-        events = speculate(
-            target,
-            self._drafter(drafting, draft, params, rng, constraint),
-            self._policy(drafting, params),
-            Sampler(params, self.target.num_vocab, constraint, self._breakers_for(params)),
-            rng,
-            tokens,
-            max_tokens=max_tokens,
-            stop_tokens=self.target.stop_tokens,
-            on_trial=on_trial,
-        )
-        self._num_streams += 1
+        # Whoever prepares may measure, and must not lose the contexts to another stream that needs larger ones.
+        with self._lock:
+            target, draft = self.prepare(len(tokens), max_tokens)
+            events = speculate(
+                target,
+                self._drafter(drafting, draft, params, rng, constraint),
+                self._policy(drafting, params),
+                Sampler(params, self.target.num_vocab, constraint, self._breakers_for(params)),
+                rng,
+                tokens,
+                max_tokens=max_tokens,
+                stop_tokens=self.target.stop_tokens,
+                on_trial=on_trial,
+            )
+            self._num_streams += 1
         answer: list[int] = []
         try:
             for event in self._with_text(self._locked(events), tokens, structure, constraint):
@@ -331,9 +337,10 @@ class Session:
                     answer.append(event.id)
                 yield event
         finally:
-            self._num_streams -= 1
-            if self.options.ngram_cache is not None and self._ngrams is not None:
-                self._ngrams.add(answer)
+            with self._lock:
+                self._num_streams -= 1
+                if self.options.ngram_cache is not None and self._ngrams is not None:
+                    self._ngrams.add(answer)
 
     def _locked(self, events: Iterator[Event]) -> Iterator[Event]:
         """One round at a time: the caches are brought in line at its beginning, whoever used them before."""
@@ -405,7 +412,8 @@ class Session:
         return Result("".join(text), tuple(tokens), reason, params.seed, stats)
 
     def clear(self) -> None:
-        """Empty both caches: the next answer reads its prompt anew."""
+        """Empty both caches, and forget what answers taught about drafters: the next one is as in a new process."""
+        self._acceptances.clear()
         for context in self._contexts or ():
             if context is not None:
                 context.clear()
@@ -485,16 +493,16 @@ class Session:
             return Fixed(0)
         if drafting.num_draft_tokens is not None:
             return Fixed(drafting.num_draft_tokens, drafting.min_confidence)
-        # What a confidence is worth depends on the settings: at temperature 0 it is a match, else an overlap.
+        if not params.is_greedy or params.can_drop_best:
+            # Sampled answers depend on where drafts end: by costs that stay the same, and with nothing left of the
+            # answers before, a seed repeats its answer.
+            observed = self.costs
+            assert self._measured is not None
+            return CostRule(self._measured, _acceptances(), MAX_DRAFT_TOKENS, observed)
         setting = dataclasses.replace(params, seed=None)
         if setting not in self._acceptances:
-            self._acceptances[setting] = {"model": Acceptance(model_prior), "ngram": Acceptance(match_prior)}
-        observed = self.costs
-        if params.is_greedy:
-            return CostRule(observed, self._acceptances[setting], MAX_DRAFT_TOKENS)
-        # Sampled answers depend on where drafts end; by costs that stay the same, a seed repeats its answer.
-        assert self._measured is not None
-        return CostRule(self._measured, self._acceptances[setting], MAX_DRAFT_TOKENS, observed)
+            self._acceptances[setting] = _acceptances()
+        return CostRule(self.costs, self._acceptances[setting], MAX_DRAFT_TOKENS)
 
     @property
     def ngrams(self) -> NgramStore | None:
@@ -510,29 +518,30 @@ class Session:
     @property
     def costs(self) -> CostModel:
         """What decoding costs here; measured on first use, unless it is remembered for machine, files and settings."""
+        contexts = self._contexts or self.prepare(1, 1)
         if self._costs is None:
-            target, draft = self._contexts or self.prepare(1, 1)
-            key = self._costs_key
+            (target, draft), key = contexts, self._costs_key
             measured = measuring.recall(key)
             if measured is None or (draft is not None and "model" not in measured.drafts):
                 measured = measuring.measure(target, {} if draft is None else {"model": draft})
-                measuring.remember(key, measured)
+                if all(measuring.fits(context) for context in contexts if context is not None):
+                    measuring.remember(key, measured)
             # Copied, so that they are the same numbers as those that will be remembered.
             self._measured, self._costs = measured.copy(), measured.copy()
         return self._costs
 
     def _review_costs(self) -> None:
-        """Have costs measured again the next time, when what was seen since is something else."""
+        """Remember what was seen instead of what was measured, where that is something else."""
         if self._costs is not None and self._measured is not None:
             change = self._costs.ratios() / self._measured.ratios()
             if change.min() < 1 / _MAX_CHANGE or change.max() > _MAX_CHANGE:
-                measuring.forget(self._costs_key)
+                measuring.remember(self._costs_key, self._costs)
 
     @property
     def _costs_key(self) -> str | None:
         files = [self.target.path, None if self.draft_model is None else self.draft_model.path]
         options = self.options
-        settings = {"threads": options.threads, "kv": options.kv_type, "gpu": options.gpu_layers}
+        settings = {"threads": options.threads or default_threads(), "kv": options.kv_type, "gpu": options.gpu_layers}
         return measuring.key(files, {**settings, "draft gpu": options.draft_gpu_layers, "tuned": self.tuned})
 
     def _without_eos(self, params: SamplingParams) -> SamplingParams:
@@ -591,13 +600,10 @@ class Session:
     def _open(self, model: LanguageModel, num_ctx: int, tuned: Tuned | None = None) -> Context:
         options = ContextOptions(num_ctx, self.options.threads, self.options.kv_type)
         if tuned is not None:
-            # What the user chose comes first.
-            options = dataclasses.replace(
-                options,
-                threads=options.threads or tuned.threads,
-                kv_type=tuned.kv_type if options.kv_type == "f16" else options.kv_type,
-                flash_attention=tuned.flash_attention,
-            )
+            # What the user chose comes first; llama.cpp takes quantized caches with flash attention only.
+            options = dataclasses.replace(options, threads=options.threads or tuned.threads)
+            if options.kv_type == "f16":
+                options = dataclasses.replace(options, kv_type=tuned.kv_type, flash_attention=tuned.flash_attention)
         context = model.open_context(options)
         self._owned.append(context)
         return context
@@ -622,6 +628,20 @@ def _batch_noise(target: Context, tokens: Sequence[int], row: Logits) -> float:
     return float(np.sqrt(np.mean((row[both] - batched[both]) ** 2, dtype=np.float64)))
 
 
+def _is_loadable(path: Path) -> bool:
+    """Whether a tuned file is still there and whole as far as its header tells; another process may have dropped it."""
+    try:
+        check_header(path)
+    except SpecdecError:
+        return False
+    return True
+
+
+def _acceptances() -> dict[str, Acceptance]:
+    """What confidences are worth, as far as known before anything was drafted."""
+    return {"model": Acceptance(model_prior), "ngram": Acceptance(match_prior)}
+
+
 def _load_all(wanted: Sequence[Callable[[], Model]]) -> list[Model]:
     """Load models side by side: one reads its file while another repacks its weights.
 
@@ -630,13 +650,18 @@ def _load_all(wanted: Sequence[Callable[[], Model]]) -> list[Model]:
     """
     with ThreadPoolExecutor(len(wanted)) as pool:
         futures = [pool.submit(load) for load in wanted]
+        interrupted = False
         try:
             wait(futures)
         except KeyboardInterrupt:
+            interrupted = True
             interrupt.request_stop()
             wait(futures)
             interrupt.clear_stop()
-    failures = [future.exception() for future in futures]
+    failures: list[BaseException | None] = [future.exception() for future in futures]
+    if interrupted and not any(failures):
+        failures[0] = KeyboardInterrupt()
+        futures[0].result().close()
     if not any(failures):
         return [future.result() for future in futures]
     for future, failure in zip(futures, failures, strict=True):
@@ -654,10 +679,15 @@ def _free(contexts: list[Context], models: list[LanguageModel]) -> None:
     while contexts:
         contexts.pop().close()
     threads = [threading.Thread(target=model.close) for model in models]
+    for thread, model in zip(threads, models, strict=True):
+        try:
+            thread.start()
+        except RuntimeError:
+            # At the end of the interpreter no thread can be started.
+            model.close()
     for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+        if thread.ident is not None:
+            thread.join()
 
 
 def with_seed(params: SamplingParams) -> SamplingParams:

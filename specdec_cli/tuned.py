@@ -18,7 +18,7 @@ from typing import Any
 
 from specdec_cli import paths, selfcheck
 from specdec_cli.errors import BackendError
-from specdec_cli.llama import KV_TYPES, versions
+from specdec_cli.llama import KV_TYPES, default_threads, versions
 from specdec_cli.sources import try_lock
 
 PUBLISHED = "as published"
@@ -204,7 +204,8 @@ def _identity(path: Path) -> dict[str, str | int]:
 
 def _record_name(target: Path, draft: Path) -> str:
     build = versions()
-    parts = [_identity(target), _identity(draft), selfcheck.machine(), build["llama.cpp"], build["llama-cpp-python"]]
+    known = (selfcheck.machine(), default_threads(), build["llama.cpp"], build["llama-cpp-python"])
+    parts = [_identity(target), _identity(draft), *known]
     return f"{hashlib.sha256(json.dumps([_SCHEMA, parts]).encode()).hexdigest()[:32]}.json"
 
 
@@ -226,10 +227,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _forget_older(path: Path, record: Mapping[str, Any]) -> None:
-    """Drop what this CPU has for the same pair but another build or older files: nothing will look for it again."""
+    """Drop what is there for other files under the same paths: nothing will look for it again."""
     for other, known in list(_records()):
         same = all(known[part]["path"] == record[part]["path"] for part in ("target", "draft"))
-        if other != path and same and known.get("cpu") == record["cpu"]:
+        if other != path and same and any(known[part] != record[part] for part in ("target", "draft")):
             other.unlink(missing_ok=True)
 
 

@@ -300,9 +300,9 @@ class _Tuning:
                 self._pass_s = calibration.time_passes(context, self._texts, PASSES_S)
 
     def _check_space(self, num_params: int) -> None:
-        needed = sum(int(num_params * candidate.bits / 8) for candidate in self._candidates) + _SPARE_BYTES
-        free = shutil.disk_usage(self._folder).free
         missing = [candidate for candidate in self._candidates if not self._file(candidate).exists()]
+        needed = sum(int(num_params * candidate.bits / 8) for candidate in missing) + _SPARE_BYTES
+        free = shutil.disk_usage(self._folder).free
         if missing and free < needed:
             raise BackendError(
                 f"tuning needs {needed / 1e9:.1f} GB in {self._folder}, {free / 1e9:.1f} GB are free",
@@ -317,7 +317,7 @@ class _Tuning:
             )
             path = self._file(candidate)
             try:
-                if not path.exists():
+                if not path.exists() or not path.stat().st_size:
                     requantize(self._draft, path, candidate.ftype, pure=candidate.pure, threads=default_threads())
             except BackendError as error:
                 self._failures.append((candidate.label, error.message))

@@ -17,7 +17,7 @@ from specdec_cli.errors import UsageError
 Logits = NDArray[np.floating[Any]]
 
 Source = Literal["draft", "bonus", "recovered", "target", "closing"]
-Reason = Literal["cost", "off", "probe", "fixed", "end"]
+Reason = Literal["cost", "off", "probe", "end"]
 FinishReason = Literal["eog", "length", "context", "stop"]
 
 
@@ -301,8 +301,7 @@ class Decision:
 
     Attributes:
         reason: "cost": one more token did not pay; "off": drafting does not pay now; "probe": it did not pay, and was
-            tried to see whether that is still so; "fixed": the length was given; "end": nothing more to propose, or
-            no room for it.
+            tried to see whether that is still so; "end": nothing more to propose, or no room for it.
         reach: probability that all drafted tokens are accepted (A); 1.0 without any.
         acceptance: expected acceptance of one more token.
         rate: tokens per second that time is worth (R).
@@ -527,7 +526,7 @@ class LengthPolicy(Protocol):
         Args:
             confidences: of a chain that is ready; None before anything is drafted.
         """
-        return math.fsum(confidences or ()) if confidences is not None else 1.0
+        return 1.0 if confidences is None else math.fsum(confidences[: self.best_length(confidences)])
 
     def spent(self, num_tokens: int, seconds: float) -> None:
         """Take a draft step into account: tokens decoded by it, and how long it took."""

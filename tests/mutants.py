@@ -169,7 +169,7 @@ MUTANTS = (
         "if False:",
         ("drafters",),
     ),
-    Mutant("draft model's context overrun", "drafters/model.py", "len(tokens) + 1)", "len(tokens) + 2)", ("drafters",)),
+    Mutant("draft model's context overrun", "drafters/model.py", "len(tokens) + 1", "len(tokens) + 2", ("drafters",)),
     # the loop
     Mutant(
         "seeded again every round",

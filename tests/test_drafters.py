@@ -13,7 +13,7 @@ from lossless import Path, as_dict, distance, outcomes, reference_probs
 
 from specdec_cli.distribution import Distribution
 from specdec_cli.draft_length import Fixed
-from specdec_cli.drafters import ModelDrafter, NoDrafter
+from specdec_cli.drafters import AutoDrafter, ModelDrafter, NgramDrafter, NoDrafter
 from specdec_cli.sampling import Sampler, top_probability
 from specdec_cli.testing import FakeContext
 from specdec_cli.types import EMPTY_DRAFT, Draft, LengthPolicy, Round, SamplingParams
@@ -184,3 +184,53 @@ def test_draft_shapes() -> None:
     assert tree.children() == {-1: [0, 1], 1: [2]}
     assert EMPTY_DRAFT.is_chain
     assert Draft.chain([]) == EMPTY_DRAFT
+
+
+class Weighing(LengthPolicy):
+    """Says what each drafter is worth; takes everything a drafter has."""
+
+    def __init__(self, ngram: float, model: float) -> None:
+        self.worth = {"ngram": ngram, "model": model}
+        self.drafter = ""
+
+    def of(self, drafter: str, num_behind: int, limit: int) -> LengthPolicy:
+        view = Weighing(*self.worth.values())
+        view.drafter = drafter
+        return view
+
+    def gain(self, confidences: Sequence[float] | None = None) -> float:
+        assert (confidences is None) == (self.drafter == "model")
+        return self.worth[self.drafter]
+
+    def draft_more(self, confidences: Sequence[float]) -> bool:
+        return len(confidences) < 3
+
+    def keep_last(self, confidences: Sequence[float]) -> bool:
+        return True
+
+    def learn(self, record: Round) -> None:
+        """Nothing."""
+
+
+@pytest.mark.parametrize(
+    ("ngram", "model", "expected"), [(2.0, 1.0, "ngram"), (1.0, 2.0, "model"), (-1.0, -2.0, "model")]
+)
+def test_auto_takes_what_is_worth_more(ngram: float, model: float, expected: str) -> None:
+    drafter = AutoDrafter(NgramDrafter(), drafter_on(fake(), GREEDY, None))
+    draft = drafter.propose([1, 2, 3, 0, 1, 2, 3, 0, 1, 2], Weighing(ngram, model), 9)
+    assert set(draft.drafters) == {expected}
+    assert len(draft) == 3
+    assert (drafter.decode_s > 0) == (expected == "model")
+
+
+def test_auto_falls_back_on_the_model_without_a_match() -> None:
+    drafter = AutoDrafter(NgramDrafter(), drafter_on(fake(), GREEDY, None))
+    assert set(drafter.propose([1, 2, 3], Weighing(9.0, 1.0), 9).drafters) == {"model"}
+
+
+def test_what_the_draft_model_has_to_read() -> None:
+    drafter = drafter_on(fake(), GREEDY, None)
+    assert drafter.num_behind(TOKENS) == len(TOKENS)
+    drafter.propose(TOKENS, Fixed(3), 9)
+    assert drafter.num_behind(TOKENS) == 1
+    assert drafter.num_behind([*TOKENS[:2], 3, 3, 3]) == 3

@@ -13,12 +13,13 @@ import numpy as np
 import pytest
 
 from specdec_cli.render import ColorMode, jsonl, make_renderer, summary
+from specdec_cli.render.explain import explain_text
 from specdec_cli.render.memory import peak_memory_bytes
 from specdec_cli.render.sink import BackgroundSink, TextSink, can_encode
 from specdec_cli.render.terminal import color_level, make_console, neutralize
 from specdec_cli.stats import Comparison, NearTie, Stats
 from specdec_cli.text import TextDecoder
-from specdec_cli.types import Event, Finish, Prefill, Round, Token
+from specdec_cli.types import Decision, Event, Finish, Prefill, Round, Token
 
 INFO: dict[str, object] = {
     "pair": "tiny",
@@ -715,3 +716,23 @@ class TestBackground:
         sink.write("x")
         assert stream.getvalue() == "x"
         sink.drain()
+
+
+def test_explain_has_a_line_a_round_and_one_for_a_stretch_of_plain_decoding() -> None:
+    def decision(reason: str) -> Decision:
+        return Decision(reason, 0.9, 0.8, 12.5, 0.01, 0.08, 0.12)  # type: ignore[arg-type]
+
+    def plain(index: int, reason: str) -> Round:
+        return Round(index, 0, 0, 1, 0.0, 0.1, 0.1, decision=decision(reason))
+
+    drafted = Round(
+        4, 2, 1, 2, 0.1, 0.1, 0.2, drafters=("model", "model"), confidences=(0.9, 0.8), decision=decision("cost")
+    )
+    rounds = [plain(0, "off"), plain(1, "off"), plain(2, "off"), plain(3, "probe"), drafted, plain(5, "off")]
+    head, *lines = explain_text([*rounds, Round(6, 3, 3, 4, 0.1, 0.1, 0.2)]).splitlines()
+    assert "K" in head.split()
+    assert [line.split()[0] for line in lines] == ["0-2", "3", "4", "5", "6"]
+    assert lines[2].split()[:4] == ["4", "model", "2", "1"]
+    assert "12.5" in lines[2]
+    assert "drafting does not pay" in lines[0]
+    assert lines[4].split() == ["6", "-", "3", "3"]

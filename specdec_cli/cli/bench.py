@@ -17,7 +17,7 @@ import typer
 
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.status import status
-from specdec_cli.errors import CheckFailedError, ExitCode, UsageError
+from specdec_cli.errors import CheckFailedError, ExitCode, SpecdecError, UsageError
 
 if TYPE_CHECKING:
     from specdec_cli.bench import Measurement, Plan, Setting
@@ -195,7 +195,8 @@ class _Job:
 
         prompts, choice = self._checked()
         # What was saved is the answer to another measurement.
-        options = self.drafting.session_options(dataclasses.replace(choice, pair=None), self.model)
+        flags = dataclasses.replace(self.drafting, ngram_cache=None)
+        options = flags.session_options(dataclasses.replace(choice, pair=None), self.model)
         if self.what.sweep:
             options = dataclasses.replace(options, drafting=AUTO_DRAFTING)
         files = fetch_files(choice, offline=self.model.offline, progress=make_progress(self.quiet))
@@ -215,10 +216,11 @@ class _Job:
         _require_positive(("--max-tokens", self.max_tokens))
         prompts = self.what.chosen()
         self.sampling.params()
-        flags.drafting(None, None, ())
+        flags.drafting(None, None)
         if flags.explain:
             raise UsageError("--explain belongs to `specdec run`", "leave it out")
-        if flags.ngram_cache:
+        source = self.context.get_parameter_source("ngram_cache")
+        if flags.ngram_cache and source is not None and source.name == "COMMANDLINE":
             hint = "what `specdec ngram build` made is read all the same"
             raise UsageError("--ngram-cache would learn from the very answers that are measured", hint)
         if self.what.sweep and opt.given(self.context, flags) - {"explain"}:
@@ -262,7 +264,11 @@ class _Job:
             # Everything is said and done on the first Ctrl-C; a second one must not have to wait for it.
             signal.signal(signal.SIGINT, signal.SIG_DFL)
         elif self.report.save:
-            self._save(choice, measurement)
+            try:
+                self._save(choice, measurement)
+            except SpecdecError as error:
+                # The measurement must not be lost for it.
+                typer.echo(f"Warning: {error.message}", err=True)
         return document
 
     def _document(
@@ -306,6 +312,11 @@ class _Job:
 
         assert choice.pair is not None
         best = measurement.best
+        if best is None and not measurement.is_off:
+            typer.echo(
+                "nothing saved: no setting is faster beyond chance; more prompts or repeats would tell", err=True
+            )
+            return
         path = save_pair_settings(choice.pair, best.drafting if best else PLAIN_DECODING)
         if not self.quiet:
             typer.echo(f"saved for {choice.pair}: {best.name if best else OFF}, in {path}", err=True)
@@ -332,6 +343,7 @@ class _Job:
                 "num_repeats": plan.num_repeats,
                 "max_tokens": plan.max_tokens,
                 "num_ctx": None,
+                "draft_format": session.tuned.label if session.tuned else None,
                 "threads": options.threads or default_threads(),
                 "kv_type": options.kv_type,
                 "gpu_layers": options.gpu_layers,
@@ -363,8 +375,11 @@ def _deliver(document: dict[str, Any], report: ReportFlags, output: opt.OutputFl
         typer.echo("Interrupted before there was anything to compare", err=True)
         return ExitCode.INTERRUPTED
     else:
+        # First what cannot be had again from a pipe whose reader is gone.
+        _write_files(document, report)
         _print(document, report, output)
-    _write_files(document, report)
+    if output.as_json:
+        _write_files(document, report)
     if interrupted:
         return ExitCode.INTERRUPTED
     _raise_failures(document["checks"] or {})
@@ -375,11 +390,12 @@ def _print(document: dict[str, Any], report: ReportFlags, output: opt.OutputFlag
     from specdec_cli.render.bench import print_bench
     from specdec_cli.render.bench_files import csv_text, markdown_text
     from specdec_cli.render.compare import print_comparison
+    from specdec_cli.render.sink import TextSink
 
     comparison = document["comparison"] if report.compare else None
     to_stdout = report.csv == Path("-") or report.markdown
     if to_stdout:
-        sys.stdout.write(markdown_text(document) if report.markdown else csv_text(document))
+        TextSink(sys.stdout).write(markdown_text(document) if report.markdown else csv_text(document))
         for note in document["notes"] if not output.quiet else ():
             typer.echo(f"Note: {note}", err=True)
     elif not (comparison and report.report):

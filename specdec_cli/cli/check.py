@@ -66,6 +66,7 @@ def check(
         model.draft_gpu_layers,
         model.threads,
         model.kv_type,
+        model.tuned,
     )
     files = fetch_files(choice, offline=model.offline, progress=make_progress(output.is_silent))
     params = with_seed(sampling.params_for(files[0], opt.given(context, sampling)))

@@ -18,7 +18,7 @@ import typer
 
 from specdec_cli import interrupt, paths
 from specdec_cli.cli.status import status
-from specdec_cli.errors import ExitCode, SpecdecError
+from specdec_cli.errors import ExitCode
 from specdec_cli.files import read_object, replace_text
 from specdec_cli.llama import supports_gpu_offload
 from specdec_cli.render import ColorMode, Renderer, make_renderer
@@ -73,7 +73,7 @@ def open_session(
         yield session
 
 
-def hint_at_tuning(session: Session) -> None:
+def hint_at_tuning(session: Session, pair: str | None) -> None:
     """Say once a draft file that it was never tuned here, where other formats may be faster: on a CPU."""
     draft = session.draft_model
     if draft is None or session.tuned is not None or not session.options.use_tuned or supports_gpu_offload():
@@ -81,7 +81,8 @@ def hint_at_tuning(session: Session) -> None:
     known, name = paths.state_dir() / "hints.json", f"tune {draft.path.resolve()}"
     said = read_object(known)
     if name not in said and replace_text(known, json.dumps({**said, name: True})):
-        typer.echo("Hint: `specdec tune` may make drafts faster on this machine", err=True)
+        which = pair or f"--target {session.target.path} --draft {draft.path}"
+        typer.echo(f"Hint: `specdec tune {which}` may make drafts faster on this machine", err=True)
 
 
 @dataclass(slots=True)
@@ -120,8 +121,9 @@ class Job:
             ContextFullError: the prompt does not fit.
         """
         renderer, comparison = view.renderer(), None
-        # The caches belong to the loading, not to the time of the answer.
-        self.session.prepare(len(self.prompt), self.max_tokens)
+        # The caches belong to the loading, not to the time of the answer, and so does what is measured with them.
+        with interrupt.stop_on_sigint(), status(sys.stderr, "Preparing", quiet=view.quiet or view.json):
+            self.session.prepare(len(self.prompt), self.max_tokens)
         renderer.start(self._info())
         stats = Stats()
         try:
@@ -137,14 +139,15 @@ class Job:
             reason = "interrupted"
             stats.stop()
             self._count_prefill(stats)
-        except SpecdecError:
+        except Exception:
             # What was generated stays, in front of the message.
-            if stats.num_tokens:
-                renderer.end_text()
+            if stats.num_tokens or view.json:
+                with contextlib.suppress(OSError):
+                    renderer.end_text()
             raise
         renderer.end(stats, reason, comparison)
         if not (view.quiet or view.json or reason == "interrupted"):
-            hint_at_tuning(self.session)
+            hint_at_tuning(self.session, self.pair)
         return ExitCode.INTERRUPTED if reason == "interrupted" else ExitCode.OK
 
     def _count_prefill(self, stats: Stats) -> None:

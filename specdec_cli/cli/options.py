@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Set
 from dataclasses import dataclass, fields, is_dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
@@ -27,7 +27,7 @@ DrafterChoice = Literal["auto", "model", "ngram", "none"]
 
 def _option(*names: str, panel: str | None = None, **settings: Any) -> Any:
     """An option with the environment variable that its long name gives."""
-    long_name = next(name for name in names if name.startswith("--"))
+    long_name = next(name for name in names if name.startswith("--")).partition("/")[0]
     settings.setdefault("envvar", f"SPECDEC_{long_name[2:].replace('-', '_').upper()}")
     return typer.Option(*names, rich_help_panel=panel, **settings)
 
@@ -147,7 +147,7 @@ class DraftingFlags:
                 f"--draft-tokens must be a number or auto, not `{self.draft_tokens}`", "see `specdec run --help`"
             ) from None
 
-    def drafting(self, pair: str | None, default_tokens: int | None, given: Collection[str]) -> Drafting:
+    def drafting(self, pair: str | None, default_tokens: int | None, given: Set[str] = frozenset()) -> Drafting:
         """What proposes tokens, and how many: by the flags, then the user's config, then the pair.
 
         Args:
@@ -162,16 +162,19 @@ class DraftingFlags:
         from specdec_cli.types import Drafting
 
         saved = load_pair_settings(pair)
-        drafter = saved.drafter if saved.drafter and "drafter" not in given else self.drafter
-        num = None if saved.draft_tokens == "auto" else saved.draft_tokens or default_tokens
-        num = num if self.draft_tokens is None else self.num_draft_tokens
-        by_config = saved.draft_confidence is not None and "draft_confidence" not in given
-        confidence = saved.draft_confidence if by_config and saved.draft_confidence else self.draft_confidence
+        # Whoever says how to draft wants to: a saved "none" is no answer to that.
+        keeps_off = saved.drafter != "none" or not given & {"draft_tokens", "draft_confidence"}
+        drafter = saved.drafter if saved.drafter and "drafter" not in given and keeps_off else self.drafter
+        num = default_tokens if saved.draft_tokens is None else saved.draft_tokens
+        num = (None if num == "auto" else num) if self.draft_tokens is None else self.num_draft_tokens
+        confidence = self.draft_confidence
+        if saved.draft_confidence is not None and "draft_confidence" not in given:
+            confidence = saved.draft_confidence
         # Checked also when it is not used.
         drafting = Drafting(drafter, num, confidence)
         return Drafting("none", num, confidence) if self.is_off else drafting
 
-    def session_options(self, choice: ModelChoice, model: ModelFlags, given: Collection[str] = ()) -> SessionOptions:
+    def session_options(self, choice: ModelChoice, model: ModelFlags, given: Set[str] = frozenset()) -> SessionOptions:
         """How to load and draft.
 
         Raises:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import sys
 
 import typer
@@ -37,13 +38,14 @@ def run(
 
     if max_tokens < 1:
         raise UsageError(f"--max-tokens must be 1 or more, not {max_tokens}", "see `specdec run --help`")
-    if drafting.is_off and compare:
-        raise UsageError("--compare has nothing to compare with `--no-draft` or `-k 0`", "leave one of them out")
     form = structure.structure()
     sampling.params()
-    no_model = drafting.is_off or drafting.drafter == "ngram"
-    choice = choose_models(model.pair, model.target, model.draft, no_draft=no_model)
+    choice = choose_models(model.pair, model.target, model.draft)
     options = drafting.session_options(choice, model, opt.given(context, drafting))
+    if options.drafting.is_off and compare:
+        raise UsageError("--compare has nothing to compare without drafts", "leave it out, or add `-k auto`")
+    if not options.drafting.uses_model:
+        choice = dataclasses.replace(choice, draft=None)
     files = fetch_files(choice, offline=model.offline, progress=make_progress(output.is_silent))
     params = sampling.params_for(files[0], opt.given(context, sampling))
     with open_session(choice.name, files, options, quiet=output.is_silent) as session:

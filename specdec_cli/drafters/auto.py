@@ -31,10 +31,11 @@ class AutoDrafter:
     def propose(self, tokens: Sequence[int], policy: LengthPolicy, limit: int) -> Draft:
         """A chain by one of the two."""
         found = self._ngram.lookup(tokens, limit)
-        model = policy.of(MODEL, self._model.num_behind(tokens), limit)
+        room = min(limit, self._model.room(tokens))
+        model = policy.of(MODEL, self._model.num_behind(tokens), room).gain() if room > 0 else 0.0
         if len(found):
             ngram = policy.of(NGRAM, 0, limit)
-            if ngram.gain(found.confidences) > max(0.0, model.gain()):
+            if ngram.gain(found.confidences) > max(0.0, model):
                 length = ngram.best_length(found.confidences)
                 if length:
                     return found.first(length)

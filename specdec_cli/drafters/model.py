@@ -45,7 +45,7 @@ class ModelDrafter:
         probs: list[Distribution | None] = []
         confidences: list[float] = []
         # The draft model decodes the prefix of the token it drafts, so that has to fit its cache.
-        limit = min(limit, self._context.num_ctx - len(tokens) + 1)
+        limit = min(limit, self.room(tokens))
         policy = policy.of(NAME, self.num_behind(tokens), limit)
         while len(drafted) < limit and policy.draft_more(confidences):
             started, num_decoded = time.perf_counter(), self._context.num_decoded
@@ -63,6 +63,10 @@ class ModelDrafter:
             if token in self._stop_tokens:
                 break
         return Draft.chain(drafted, probs, confidences, NAME)
+
+    def room(self, tokens: Sequence[int]) -> int:
+        """The most tokens that can be drafted: the draft model's context may be smaller than the target's."""
+        return self._context.num_ctx - len(tokens) + 1
 
     def num_behind(self, tokens: Sequence[int]) -> int:
         """Tokens that the draft model decodes for its first proposal."""

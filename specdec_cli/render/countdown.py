@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from types import TracebackType
@@ -64,8 +65,10 @@ class Countdown:
             return
         self._shown, self._shown_s = done, now_s
         left_s = (now_s - self._started_s) / done * (total - done)
-        self._stream.write(f"{self._title}: {done} of {total}, {left_s / 60:.1f} min left\n")
-        self._stream.flush()
+        # Whoever no longer reads must not end the measurement.
+        with contextlib.suppress(OSError):
+            self._stream.write(f"{self._title}: {done} of {total}, {left_s / 60:.1f} min left\n")
+            self._stream.flush()
 
     def __exit__(
         self, _kind: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None

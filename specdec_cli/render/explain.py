@@ -11,7 +11,6 @@ _REASONS = {
     "cost": "one more did not pay",
     "off": "drafting does not pay",
     "probe": "tried, to see whether it pays",
-    "fixed": "fixed length",
     "end": "nothing more to propose",
 }
 _HEAD = "    round drafter   K  ok       A       p     R/s    d ms  t(n) ms  t(n+1) ms  why"

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import os
 import queue
+import select
 import threading
 from typing import IO, TextIO
 
@@ -79,13 +81,10 @@ class BackgroundSink(TextSink):
     def __init__(self, stream: TextIO, *, buffered: bool = False) -> None:
         super().__init__(stream, buffered=buffered)
         self._descriptor = _descriptor(stream)
-        self._queue: queue.SimpleQueue[bytes | None] = queue.SimpleQueue()
-        self._idle = threading.Event()
-        self._idle.set()
-        self._num_waiting = 0
-        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[bytes | threading.Event] = queue.SimpleQueue()
         self._error: OSError | None = None
         self._thread: threading.Thread | None = None
+        self._encoder: codecs.IncrementalEncoder | None = None
 
     def _put(self, text: str) -> None:
         if self._descriptor is None:
@@ -96,10 +95,9 @@ class BackgroundSink(TextSink):
             self._stream.flush()
             self._thread = threading.Thread(target=self._run, name="output", daemon=True)
             self._thread.start()
-        with self._lock:
-            self._num_waiting += 1
-            self._idle.clear()
-        self._queue.put(text.encode(self._stream.encoding or "utf-8", "replace"))
+        # Each encoder once: some encodings begin with a mark.
+        self._encoder = self._encoder or codecs.getincrementalencoder(self._stream.encoding or "utf-8")("replace")
+        self._queue.put(self._encoder.encode(text))
 
     def drain(self) -> None:
         """Wait until everything is written; Ctrl-C interrupts that.
@@ -108,9 +106,12 @@ class BackgroundSink(TextSink):
             BrokenPipeError: the reader is gone.
             OSError: it cannot be written.
         """
-        # Waits with a limit let signals through on every platform.
-        while not self._idle.wait(0.1):
-            pass
+        if self._thread is not None:
+            written = threading.Event()
+            self._queue.put(written)
+            # Waits with a limit let signals through on every platform.
+            while not written.wait(0.1):
+                pass
         self._raise_error()
 
     def _raise_error(self) -> None:
@@ -119,20 +120,26 @@ class BackgroundSink(TextSink):
             raise error
 
     def _run(self) -> None:
-        assert self._descriptor is not None
         while True:
-            data = self._queue.get()
+            item = self._queue.get()
+            if isinstance(item, threading.Event):
+                item.set()
+                continue
             try:
-                while data:
-                    data = data[os.write(self._descriptor, data) :]
+                self._write_all(item)
             except OSError as error:
                 if isinstance(error, BrokenPipeError):
                     silence(self._stream)
                 self._error = error
-            with self._lock:
-                self._num_waiting -= 1
-                if not self._num_waiting:
-                    self._idle.set()
+
+    def _write_all(self, data: bytes) -> None:
+        assert self._descriptor is not None
+        while data:
+            try:
+                data = data[os.write(self._descriptor, data) :]
+            except BlockingIOError:
+                # Whoever started this program may have left the pipe in that mode.
+                select.select([], [self._descriptor], [])
 
 
 def _descriptor(stream: TextIO) -> int | None:

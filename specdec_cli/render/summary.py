@@ -115,7 +115,7 @@ def _drafter_lines(stats: Stats, info: Mapping[str, object]) -> list[Line]:
     if info.get("drafter") in {"auto", "ngram"}:
         for name, num in stats.drafted_by_drafter.items():
             line.append(_part(f"{name} ", f"{stats.accepted_by_drafter[name]} of {num}", " accepted"))
-    if info.get("draft_format") not in (None, "as published"):
+    if info.get("draft") and stats.num_rounds:
         line.append(_part("draft ", str(info.get("draft"))))
     return [line] if line else []
 
