@@ -994,6 +994,22 @@ class TestDrafting:
         run("-n", "3", "-m", "qwen3-8b+0.6b", "abc")
         assert pair.options.drafting == Drafting()
 
+    def test_saved_zeros_count_and_a_saved_none_yields_to_flags(
+        self, run: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    ) -> None:
+        monkeypatch.setattr("specdec_cli.choice.fetch", lambda spec, **_kwargs: Path(spec.file))
+        (tmp_path / "config").mkdir()
+        config = tmp_path / "config" / "config.toml"
+        config.write_text('[pairs."qwen2.5-coder-1.5b"]\ndraft_tokens = 5\ndraft_confidence = 0.0\n')
+        run("-n", "3", "abc")
+        assert pair.options.drafting == Drafting("auto", 5, 0.0)
+        config.write_text('[pairs."qwen2.5-coder-1.5b"]\ndrafter = "none"\n')
+        run("-n", "3", "abc")
+        assert pair.opened[-1][1] is None
+        assert "nothing to compare" in run("-n", "3", "--compare", "abc").err
+        run("-n", "3", "-k", "auto", "abc")
+        assert pair.options.drafting == Drafting()
+
     def test_own_ngrams_are_learned_and_drafted_from(self, run: Run, pair: Pair, tmp_path: Path) -> None:
         file = tmp_path / "own.sqlite"
         first = run(*self.BARE, "-k", "4", "--drafter", "ngram", "--ngram-cache", str(file), "abc")
@@ -1010,5 +1026,5 @@ class TestDrafting:
         assert file.read_bytes() == b"not a database" * 100
 
     def test_tuning_is_hinted_at_once(self, run: Run, pair: Pair) -> None:
-        assert "`specdec tune`" in run(*self.BARE, "abc").err
+        assert "`specdec tune --target t.gguf --draft d.gguf`" in run(*self.BARE, "abc").err
         assert "specdec tune" not in run(*self.BARE, "abc").err
