@@ -901,7 +901,7 @@ def on_terminal(shell: Shell, *arguments: str, **variables: str) -> Done:
 class TestTerminal:
     def test_answer(self, shell: Shell) -> None:
         done = on_terminal(shell, *PAIR, "-n", "60", "hello")
-        starting, loading, rest = done.out.split("\r\x1b[2K")
+        starting, loading, preparing, rest = done.out.split("\r\x1b[2K")
         assert (starting, loading) == ("Starting …", "Loading target.gguf …")
         legend, _, rest = rest.partition("\n")
         assert SGR.sub("", legend) == "underlined green: accepted draft tokens; plain: the target's own"
@@ -1026,5 +1026,5 @@ class TestDrafting:
         assert file.read_bytes() == b"not a database" * 100
 
     def test_tuning_is_hinted_at_once(self, run: Run, pair: Pair) -> None:
-        assert "`specdec tune --target t.gguf --draft d.gguf`" in run(*self.BARE, "abc").err
+        assert "`specdec tune --target fake-3.gguf --draft fake-3.gguf`" in run(*self.BARE, "abc").err
         assert "specdec tune" not in run(*self.BARE, "abc").err

@@ -150,6 +150,7 @@ SUMMARY = """\
 5 tokens · 2.0 tok/s · first token after 0.50 s · 2 rounds
 acceptance rate 60% (3 of 5) · mean acceptance length 2.50
 by position █▅▁ 100% 50% 0%
+draft small.gguf
 time 2.50 s · draft 20% · verify 50% · other 30% · peak memory 1.87 GB
 seed 1234
 stopped: at the limit of 5 tokens; `-n` raises it
@@ -160,6 +161,7 @@ first token after 0.50 s · 2 rounds
 acceptance rate 60% (3 of 5)
 mean acceptance length 2.50
 by position █▅▁ 100% 50% 0%
+draft small.gguf
 time 2.50 s · draft 20% · verify 50%
 other 30% · peak memory 1.87 GB
 seed 1234
@@ -172,6 +174,7 @@ SUMMARY_COLOR = (
     f"{BOLD}2{END} rounds\n"
     f"acceptance rate \x1b[1;32m60%{END} (3 of 5){DOT}mean acceptance length {BOLD}2.50{END}\n"
     f"by position \x1b[32m█▅▁{END} 100% 50% 0%\n"
+    f"draft {BOLD}small.gguf{END}\n"
     f"time {BOLD}2.50{END} s{DOT}draft {BOLD}20%{END}{DOT}verify {BOLD}50%{END}{DOT}other {BOLD}30%{END}{DOT}"
     f"peak memory {BOLD}1.87 GB{END}\n"
     f"seed {BOLD}1234{END}\n"
@@ -386,7 +389,7 @@ class TestColorLevel:
 
 class TestSummary:
     def test_without_speculation(self) -> None:
-        err = shown(stats=plain_numbers(), info={**INFO, "drafter": "none", "seed_drawn": False}, reason="eog")[1]
+        err = shown(stats=plain_numbers(), info={**INFO, "drafter": "none", "draft": None, "seed_drawn": False}, reason="eog")[1]
         assert err == (
             "5 tokens · 1.0 tok/s · first token after 0.50 s\n"
             "time 4.50 s · verify 89% · other 11% · peak memory 1.87 GB\n"
