@@ -114,6 +114,10 @@ class Replay:
 
     def _model_draft(self, policy: LengthPolicy, place: int, behind: int) -> tuple[Draft, float]:
         chain = self.trace["chains"][place]
+        if not chain[-1][2]:
+            # Recording stopped after misses; whoever drafts on pays for it all the same.
+            chain = chain + [(-1, chain[-1][1], False)] * MAX_CHAIN
+        chain = chain[: min(MAX_CHAIN, len(self.answer) - place)]
         turn = policy.of("model", behind, len(chain))
         tokens, confidences, seconds = list[int](), list[float](), 0.0
         for token, confidence, _ in chain:
