@@ -902,7 +902,7 @@ class TestTerminal:
     def test_answer(self, shell: Shell) -> None:
         done = on_terminal(shell, *PAIR, "-n", "60", "hello")
         starting, loading, preparing, rest = done.out.split("\r\x1b[2K")
-        assert (starting, loading) == ("Starting …", "Loading target.gguf …")
+        assert (starting, loading, preparing) == ("Starting …", "Loading target.gguf …", "Preparing …")
         legend, _, rest = rest.partition("\n")
         assert SGR.sub("", legend) == "underlined green: accepted draft tokens; plain: the target's own"
         answer, _, summary = rest.partition("\n\n")

@@ -389,7 +389,8 @@ class TestColorLevel:
 
 class TestSummary:
     def test_without_speculation(self) -> None:
-        err = shown(stats=plain_numbers(), info={**INFO, "drafter": "none", "draft": None, "seed_drawn": False}, reason="eog")[1]
+        info = {**INFO, "drafter": "none", "draft": None, "seed_drawn": False}
+        err = shown(stats=plain_numbers(), info=info, reason="eog")[1]
         assert err == (
             "5 tokens · 1.0 tok/s · first token after 0.50 s\n"
             "time 4.50 s · verify 89% · other 11% · peak memory 1.87 GB\n"
