@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,9 @@ from specdec_cli.render.bench import ALL, Fields, chosen_result, headline
 SUFFIXES = (".png", ".svg")
 _BLUE, _GREEN, _GRAY = "#3465a4", "#4e9a06", "#888a85"
 _MAX_POSITIONS = 16
+
+
+_TITLE_WIDTH = 110
 
 
 def check_plot(path: Path) -> None:
@@ -52,7 +56,8 @@ def save_plot(document: Fields, path: Path) -> None:
         _speed_by_length(next(axes), lengths)
     if rates:
         _acceptance(next(axes), rates)
-    figure.suptitle(headline(document), fontsize=9)
+    # Long file names would be cut off at both sides.
+    figure.suptitle("\n".join(textwrap.wrap(headline(document), _TITLE_WIDTH)), fontsize="small")
     # Without a date the same report makes the same file.
     figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix.lower() == ".svg" else None)
 
