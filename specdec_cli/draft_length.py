@@ -196,15 +196,16 @@ class CostRule(LengthPolicy):
         lost = min(-gained, 1.0) if self._is_hopeful else -gained
         self._allowance = max(self._allowance - max(0.0, lost) * plain_s, -_MAX_ALLOWANCE * plain_s)
         self._probed_at += 0.5 * (self._sureness - self._probed_at)
-        self._gap = 1 if turn.was_worth_it else min(max(_MIN_GAP, 2 * self._gap), _MAX_GAP)
+        # Known before the token was scored, so that luck does not decide.
+        self._gap = 1 if turn.num_kept else min(max(_MIN_GAP, 2 * self._gap), _MAX_GAP)
 
-    def may_probe(self, seconds: float, could_pay: bool) -> bool:
-        """Whether a probe of so many seconds is due, and within the allowance; earlier where the text grows easier.
+    @property
+    def is_first_round(self) -> bool:
+        """Whether nothing has been learned of this answer yet."""
+        return self._num_rounds == 0
 
-        In the first round it is where drafting could pay at all: only a drafter that has read the prompt can tell.
-        """
-        if self._num_rounds == 0:
-            return could_pay
+    def may_probe(self, seconds: float) -> bool:
+        """Whether a probe of so many seconds is due, and within the allowance; earlier where the text grows easier."""
         if self._is_hopeful and self._num_off + 1 >= _HOPE_GAP:
             return seconds <= self._allowance + _OVERDRAFT * self._costs.target(1)
         return self._num_off + 1 >= self._gap and seconds <= self._allowance
@@ -247,7 +248,6 @@ class _Turn(LengthPolicy):
     num_kept: int = 0
     num_steps: int = 0
     is_probe: bool = False
-    was_worth_it: bool = False
     counted_s: float = 0.0
     reason: Reason = "off"
 
@@ -261,8 +261,9 @@ class _Turn(LengthPolicy):
             return self.rule.lookahead(self.drafter).more(len(confidences), self.reach) > 0
         if self.gain() > 0:
             return True
-        costs = self.rule.costs
-        self.is_probe = self.rule.may_probe(costs.step_s(self.drafter, self.num_behind), self._could_pay())
+        step_s = self.rule.costs.step_s(self.drafter, self.num_behind)
+        # Only a drafter that has read the prompt can tell; later there is a budget.
+        self.is_probe = self._could_pay() if self.rule.is_first_round else self.rule.may_probe(step_s)
         return self.is_probe
 
     def _could_pay(self) -> bool:
@@ -284,8 +285,6 @@ class _Turn(LengthPolicy):
         if worth < 0:
             return False
         self.reach, self.num_kept = reach, num
-        # Known before the token is scored, so that luck does not decide about the next probe.
-        self.was_worth_it = self.was_worth_it or num >= 1
         return True
 
     def best_length(self, confidences: Sequence[float]) -> int:

@@ -22,14 +22,23 @@ def read_object(path: Path) -> dict[str, Any]:
 def replace_text(path: Path, text: str) -> bool:
     """Write a file as a whole, its directory included; False where nothing can be written."""
     with contextlib.suppress(OSError):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            Path(temporary).replace(path)
-        except BaseException:
-            Path(temporary).unlink(missing_ok=True)
-            raise
+        write_whole(path, text)
         return True
     return False
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file as a whole, its directory included.
+
+    Raises:
+        OSError: nothing can be written; what was there is still there.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as file:
+            file.write(text)
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise

@@ -9,8 +9,6 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import os
-import tempfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +16,7 @@ from typing import Any
 
 from specdec_cli import paths, selfcheck
 from specdec_cli.errors import BackendError
+from specdec_cli.files import write_whole
 from specdec_cli.llama import KV_TYPES, default_threads, versions
 from specdec_cli.sources import try_lock
 
@@ -125,7 +124,7 @@ def remember(target: Path, draft: Path, tuned: Tuned, sha256: str, measured: Map
     }
     path = folder() / _record_name(target, draft)
     _forget_older(path, record)
-    _write(path, json.dumps(record, indent=1))
+    write_whole(path, json.dumps(record, indent=1))
     sweep()
 
 
@@ -232,14 +231,3 @@ def _forget_older(path: Path, record: Mapping[str, Any]) -> None:
         same = all(known[part]["path"] == record[part]["path"] for part in ("target", "draft"))
         if other != path and same and any(known[part] != record[part] for part in ("target", "draft")):
             other.unlink(missing_ok=True)
-
-
-def _write(path: Path, text: str) -> None:
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise

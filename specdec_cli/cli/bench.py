@@ -369,17 +369,16 @@ def _deliver(document: dict[str, Any], report: ReportFlags, output: opt.OutputFl
     interrupted = document["interrupted"] and report.report is None
     if not interrupted and report.min_speedup is not None:
         document["checks"] = {**(document["checks"] or {}), "min_speedup": _min_speedup(document, report.min_speedup)}
-    if output.as_json:
-        sys.stdout.write(document_text(document))
-    elif interrupted and not any(result["parts"]["all"]["num_pairs"] for result in document["results"]):
+    empty = not any(result["parts"]["all"]["num_pairs"] for result in document["results"])
+    if interrupted and empty and not output.as_json:
         typer.echo("Interrupted before there was anything to compare", err=True)
         return ExitCode.INTERRUPTED
-    else:
-        # First what cannot be had again from a pipe whose reader is gone.
-        _write_files(document, report)
-        _print(document, report, output)
+    # Files first: a pipe whose reader is gone must not cost them.
+    _write_files(document, report)
     if output.as_json:
-        _write_files(document, report)
+        sys.stdout.write(document_text(document))
+    else:
+        _print(document, report, output)
     if interrupted:
         return ExitCode.INTERRUPTED
     _raise_failures(document["checks"] or {})
