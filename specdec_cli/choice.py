@@ -1,13 +1,17 @@
-"""Which two files: named by path, by a pair, or by both."""
+"""Which two files: named by path or source, by a pair, or by both."""
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
 from specdec_cli.errors import UsageError
 from specdec_cli.registry import ModelSpec, load_registry
-from specdec_cli.sources import Progress, fetch
+from specdec_cli.sources import Progress, describe, fetch, spec_of
+from specdec_cli.split import check_path
+
+_SOURCE = re.compile(r"(?:hf|url|pypi):|https?://", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +19,7 @@ class ModelChoice:
     """What a user named.
 
     Attributes:
-        pair: the pair's name; None when the target was named by path.
+        pair: the pair's name; None when the target was named itself.
         target: path of the target, or the model to have.
         draft: the same for the draft model; None for plain decoding.
         num_draft_tokens: the pair's own setting; None is by measured costs.
@@ -32,27 +36,47 @@ class ModelChoice:
         return self.pair or self.target.name
 
 
-def choose_models(pair: str | None, target: Path | None, draft: Path | None, *, no_draft: bool = False) -> ModelChoice:
-    """Files named by path, the others from the pair; a target alone means no draft model.
+def named_model(text: str | Path) -> Path | ModelSpec:
+    """The model that a user names: `hf:OWNER/REPO[:QUANT]`, `url:https://...`, `pypi:...`, or else a path.
+
+    Raises:
+        UsageError: a source that is malformed.
+    """
+    if isinstance(text, Path) or not _SOURCE.match(text):
+        return Path(text)
+    if text.lower().startswith("http"):
+        text = f"url:{text}"
+    kind, _, rest = text.partition(":")
+    return spec_of(f"{kind.lower()}:{rest}")
+
+
+def choose_models(
+    pair: str | None, target: str | Path | None, draft: str | Path | None, *, no_draft: bool = False
+) -> ModelChoice:
+    """Models named themselves, the others from the pair; a target alone means no draft model.
 
     Raises:
         ModelMissingError: an unknown pair.
-        UsageError: two targets.
+        UsageError: two targets, or a malformed source.
     """
-    if target is not None and pair is not None and pair.lower().endswith(".gguf"):
-        raise UsageError(f"two targets are named: `{pair}` and `{target}`", "leave out `--pair`")
+    is_model = pair is not None and (pair.lower().endswith(".gguf") or bool(_SOURCE.match(pair)))
+    if target is not None and is_model:
+        raise UsageError(
+            f"two targets are named: `{describe(str(pair))}` and `{describe(str(target))}`", "leave out `--pair`"
+        )
     # `-m` is the model file in llama.cpp's tools.
-    if target is None and pair is not None and pair.lower().endswith(".gguf"):
-        target, pair = Path(pair), None
+    if is_model:
+        target, pair = pair, None
+    chosen_draft = None if draft is None or no_draft else named_model(draft)
     if target is not None and pair is None:
-        return ModelChoice(None, target, None if no_draft else draft)
+        return ModelChoice(None, named_model(target), chosen_draft)
     found = load_registry().pair(pair)
-    chosen_draft = None if no_draft else draft or found.draft
-    return ModelChoice(found.name, target or found.target, chosen_draft, found.draft_tokens)
+    chosen = found.target if target is None else named_model(target)
+    return ModelChoice(found.name, chosen, None if no_draft else chosen_draft or found.draft, found.draft_tokens)
 
 
 def fetch_files(choice: ModelChoice, *, offline: bool, progress: Progress) -> tuple[Path, Path | None]:
-    """Paths of target and draft model, after downloading what is missing.
+    """Paths of target and draft model, after downloading what is missing; of a split model the first part's.
 
     Args:
         choice: what to have.
@@ -60,13 +84,20 @@ def fetch_files(choice: ModelChoice, *, offline: bool, progress: Progress) -> tu
         progress: told about every download.
 
     Raises:
-        ModelMissingError: a file is not here while downloads are forbidden.
+        ModelMissingError: a file is not here while downloads are forbidden, or is nowhere.
+        ModelLoadError: a path of a later part of a split model, or of a piece to be joined.
         DownloadError: no source delivered a file.
+        UsageError: several models of a repository fit.
     """
 
     def path_of(model: Path | ModelSpec) -> Path:
         if isinstance(model, Path):
+            check_path(model)
             return model
         return fetch(model, offline=offline, progress=progress, pair=choice.pair or "")
 
+    # Paths first: nothing is downloaded when one of them is wrong.
+    for model in (choice.target, choice.draft):
+        if isinstance(model, Path):
+            path_of(model)
     return path_of(choice.target), None if choice.draft is None else path_of(choice.draft)

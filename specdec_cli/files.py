@@ -1,13 +1,19 @@
-"""Small JSON files that several processes may read and write: never half-written, never in the way."""
+"""Small JSON files that several processes may read and write, never half-written; and remembered digests."""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import tempfile
 from pathlib import Path
 from typing import Any
+
+from specdec_cli.paths import state_dir
+
+_BLOCK = 1 << 22
+_MAX_DIGESTS = 64
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -42,3 +48,42 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+def file_digest(path: Path) -> str:
+    """SHA-256 of a file in hexadecimal; remembered for its path, size and time of change.
+
+    Raises:
+        OSError: the file cannot be read.
+    """
+    if known := known_digest(path):
+        return known
+    digest = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+    remember_digest(path, digest.hexdigest())
+    return digest.hexdigest()
+
+
+def known_digest(path: Path) -> str | None:
+    """The SHA-256 that the file had when it was hashed; None when it never was, or has changed."""
+    known = read_object(_digests()).get(_identity(path))
+    return known if isinstance(known, str) else None
+
+
+def remember_digest(path: Path, sha256: str) -> None:
+    """Note what a file was just hashed to."""
+    known = read_object(_digests())
+    known.pop(_identity(path), None)
+    kept = [*known.items(), (_identity(path), sha256)][-_MAX_DIGESTS:]
+    replace_text(_digests(), json.dumps(dict(kept)))
+
+
+def _digests() -> Path:
+    return state_dir() / "digests.json"
+
+
+def _identity(path: Path) -> str:
+    status = path.stat()
+    return json.dumps([str(path.resolve()), status.st_size, status.st_mtime_ns])

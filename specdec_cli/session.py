@@ -707,8 +707,9 @@ def load(
 
     Args:
         pair: a name from `models.toml`; None is the default pair.
-        target: path of a target instead of the pair's; without `pair` it comes with the given `draft` only.
-        draft: path of a draft model instead of the pair's.
+        target: path of a target instead of the pair's, or a source such as `hf:OWNER/REPO:Q4_K_M`; without `pair` it
+            comes with the given `draft` only.
+        draft: the same for a draft model instead of the pair's.
         options: how to load and draft.
         offline: forbid downloads.
 
@@ -720,7 +721,7 @@ def load(
         DownloadError: no source delivered a file.
         SpecdecError: what `Session` raises.
     """
-    choice = choose_models(pair, None if target is None else Path(target), None if draft is None else Path(draft))
+    choice = choose_models(pair, target, draft)
     options = options or SessionOptions(Drafting(num_draft_tokens=choice.num_draft_tokens))
     progress = SilentProgress()
     return Session.open(*fetch_files(choice, offline=offline, progress=progress), options)

@@ -24,8 +24,8 @@ LAYERS = (
     ("context", "engine", "drafters", "testing"),
     ("llama",),
     (
-        "child", "tiny", "selfcheck", "requantize", "constraint", "settings", "paths", "files", "registry", "sources",
-        "config", "gguf", "ngram_store",
+        "child", "tiny", "selfcheck", "requantize", "constraint", "settings", "paths", "files", "registry", "split",
+        "download", "hub", "wheels", "sources", "config", "gguf", "ngram_store",
     ),
     (
         "choice", "conversation", "prompts", "measuring", "provenance", "calibration", "tuned", "tuning", "session",

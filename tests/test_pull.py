@@ -18,8 +18,9 @@ from hub_server import Hub, serve
 from huggingface_hub import constants
 from typer.testing import CliRunner, Result
 
+from specdec_cli.choice import choose_models
 from specdec_cli.cli import pull as pull_module
-from specdec_cli.cli.pull import pull, pull_pair
+from specdec_cli.cli.pull import pull, pull_models
 from specdec_cli.errors import DownloadError, ModelMissingError
 from specdec_cli.registry import Registry, merge_layers, read_layer
 from specdec_cli.render import progress as progress_module
@@ -50,7 +51,7 @@ def registry(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Registry:
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     made = merge_layers([read_layer(registry_text(), "test.toml")])
-    monkeypatch.setattr(pull_module, "load_registry", lambda: made)
+    monkeypatch.setattr("specdec_cli.choice.load_registry", lambda: made)
     return made
 
 
@@ -99,20 +100,21 @@ def test_quiet_leaves_stderr_empty(hub: Hub) -> None:
 
 
 def test_only_the_missing_file_is_fetched(hub: Hub, registry: Registry) -> None:
-    _, target, draft = pull_pair("p", quiet=True)
-    draft.unlink()
+    choice = choose_models("p", None, None)
+    first = pull_models(choice, quiet=True)
+    first[1][0].unlink()
     hub.requests.clear()
-    assert pull_pair("p", quiet=True)[1:] == (target, draft)
+    assert pull_models(choice, quiet=True) == first
     assert {path for _, path, _ in hub.requests if "t.gguf" in path} == set()
 
 
 def test_offline_and_unknown_pair() -> None:
     with pytest.raises(ModelMissingError) as caught:
-        pull_pair("p", offline=True)
+        pull_models(choose_models("p", None, None), offline=True)
     assert "specdec pull p" in caught.value.hint
     assert isinstance(run("--offline").exception, ModelMissingError)
     with pytest.raises(ModelMissingError, match="no pair is called `pp`; did you mean `p`"):
-        pull_pair("pp")
+        choose_models("pp", None, None)
 
 
 def test_failure_is_a_download_error(hub: Hub) -> None:

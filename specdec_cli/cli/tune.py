@@ -15,13 +15,6 @@ from specdec_cli.errors import UsageError
 
 SCHEMA = 1
 
-TargetOption = Annotated[
-    Path | None, typer.Option("--target", metavar="FILE", envvar="SPECDEC_TARGET", help="target model, a .gguf file")
-]
-DraftOption = Annotated[
-    Path | None,
-    typer.Option("--draft", "-d", metavar="FILE", envvar="SPECDEC_DRAFT", help="draft model, a .gguf file"),
-]
 DryRunOption = Annotated[bool, typer.Option("--dry-run", help="print the table, keep and change nothing")]
 UndoOption = Annotated[bool, typer.Option("--undo", help="go back to the published draft")]
 JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON document, see docs/json.md")]
@@ -29,8 +22,8 @@ JsonOption = Annotated[bool, typer.Option("--json", help="print one JSON documen
 
 def tune(
     name: opt.PairArgument = None,
-    target: TargetOption = None,
-    draft: DraftOption = None,
+    target: opt.TargetOption = None,
+    draft: opt.DraftOption = None,
     offline: opt.OfflineOption = False,
     dry_run: DryRunOption = False,
     undo: UndoOption = False,
@@ -48,7 +41,7 @@ def tune(
 
     choice = choose_models(name, target, draft)
     if choice.draft is None:
-        raise UsageError("there is no draft model to tune", "name one with `--draft FILE`")
+        raise UsageError("there is no draft model to tune", "name one with `--draft MODEL`")
     target_file, draft_file = fetch_files(choice, offline=offline or undo, progress=make_progress(silent))
     assert draft_file is not None
     if not undo:

@@ -82,9 +82,13 @@ class LineProgress:
         self._done, self._shown, self._shown_at_s = 0, 0, time.monotonic()
         self.note(_headline(name, size, source))
 
-    def advance(self, num_bytes: int) -> None:
+    def advance(self, num_bytes: int, *, kept: bool = False) -> None:
         """Count bytes; print a line when enough bytes and seconds have passed since the last one."""
         self._done += num_bytes
+        if kept:
+            # Read from the disk: neither speed nor news.
+            self._shown, self._shown_at_s = self._done, time.monotonic()
+            return
         elapsed_s = time.monotonic() - self._shown_at_s
         if elapsed_s < _LINE_EVERY_S or self._done - self._shown < _LINE_SHARE * self._size:
             return
@@ -109,6 +113,7 @@ class BarProgress:
         self._console: Console | None = None
         self._bar: RichProgress | None = None
         self._task: TaskID | None = None
+        self._done = 0
 
     def start(self, name: str, size: int | None, source: str) -> None:
         """Print what is fetched, its size and the source, and open the bar."""
@@ -121,13 +126,19 @@ class BarProgress:
         self._console = Console(stderr=True)
         columns = (BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
         self._bar = Progress(*columns, console=self._console, transient=True)
-        self._task = self._bar.add_task("", total=size)
+        self._task, self._done = self._bar.add_task("", total=size), 0
         self._bar.start()
 
-    def advance(self, num_bytes: int) -> None:
+    def advance(self, num_bytes: int, *, kept: bool = False) -> None:
         """Move the bar."""
-        if self._bar is not None and self._task is not None:
-            self._bar.advance(self._task, num_bytes)
+        self._done += num_bytes
+        if self._bar is None or self._task is None:
+            return
+        if kept:
+            # Begins the measurement of speed anew.
+            self._bar.reset(self._task, completed=self._done)
+        else:
+            self._bar.update(self._task, completed=self._done)
 
     def note(self, text: str) -> None:
         """Print one line, above the bar when there is one."""
