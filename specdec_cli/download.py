@@ -27,6 +27,8 @@ _CHUNK = 1 << 18
 # A server may fail so many times in a row; whoever asks for a longer wait than the last number is not waited for.
 _RETRY_WAITS_S = (0.5, 1.0, 2.0)
 _LONGEST_WAIT_S = 60.0
+# Bytes, or a fiftieth of a file, between two failures that do not count as failures in a row.
+_ENOUGH = 8 << 20
 _PASSING_STATUSES = frozenset((408, 425, 429, 500, 502, 503, 504))
 # One request for a file's description may take this long; name look-up, all addresses and redirects a little more.
 ANSWER_S = 5.0
@@ -246,21 +248,22 @@ def explain(error: Exception, owner: str) -> DownloadError:
     if status == 429:
         hint = f"repeat the command in {wait_s:.0f} s" if wait_s else "repeat the command later"
         return DownloadError(f"{owner} allows no more requests for now (HTTP 429)", f"{hint}; what is there is kept")
+    again = "run the same command again: it continues where this one stopped"
     if status is not None:
-        return DownloadError(f"{owner} answered HTTP {status}")
+        return DownloadError(f"{owner} answered HTTP {status}", again)
     names = " ".join(kind.__name__ for kind in type(error).__mro__)
     first_line = scrub((str(error).strip().splitlines() or [type(error).__name__])[0])
     if "CERTIFICATE_VERIFY_FAILED" in str(error):
         hint = "name your certificates with `SSL_CERT_FILE`"
         return DownloadError(f"{owner} shows a certificate that is not trusted here", hint)
     if "Timeout" in names:
-        return DownloadError(f"{owner} does not answer")
+        return DownloadError(f"{owner} does not answer", again)
     if "TooManyRedirects" in names:
-        return DownloadError(f"{owner} redirects without end")
+        return DownloadError(f"{owner} redirects without end", "open the address in a browser")
     if "Connect" in names or "Proxy" in names:
-        return DownloadError(f"{owner} cannot be reached ({first_line})")
-    hint = "run the same command again: it continues where this one stopped"
-    return DownloadError(f"the download broke off ({first_line})", hint)
+        hint = "check the network, and `HTTPS_PROXY` behind a proxy; `HF_ENDPOINT` names another hub"
+        return DownloadError(f"{owner} cannot be reached ({first_line})", hint)
+    return DownloadError(f"the download broke off ({first_line})", again)
 
 
 def explain_os_error(error: OSError, directory: Path) -> DownloadError:
@@ -430,7 +433,7 @@ def _fill(remote: Remote, out: PartFile, progress: Progress) -> str:
                 break
             if remote.tag is None:
                 out.restart()
-            elif out.size > before:
+            elif out.size - before >= min(_ENOUGH, (remote.size or _ENOUGH) // 50):
                 patience.renew()
             patience.wait(error)
     return out.seal()

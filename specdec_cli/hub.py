@@ -218,7 +218,7 @@ def _shard(entry: Any) -> Shard:
 
 
 def _spec(repo: HubRepo, model: Candidate, name: str) -> ModelSpec:
-    source = f"hf:{repo.repo}/{model.path}@{repo.revision}"
+    source = f"hf:{repo.repo}/{model.path}" + ("" if repo.revision == "main" else f"@{repo.revision}")
     shards = tuple(Shard(file.file.rpartition("/")[2], file.size, file.sha256) for file in model.files)
     first = shards[0]
     if len(shards) == 1:

@@ -26,7 +26,8 @@ else:
 SHIPPED_FILE = "models.toml"
 
 _HUB = re.compile(
-    r"(?P<repo>\w[\w.-]*/\w[\w.-]*(?<!\.gguf))(?:/(?P<file>[^@\\]+?)|:(?P<wanted>[^@\\]+?))?(?:@(?P<revision>[\w./-]+))?",
+    r"(?P<repo>\w[\w.-]*/\w[\w.-]*(?<!\.gguf))(?:/(?P<file>[^@\\]+?)|:(?P<wanted>[^@\\]+?))?"
+    r"(?:@(?P<revision>[\w./-]+))?",
     re.ASCII,
 )
 _URL = re.compile(r"https?://[^/\s]+/\S+", re.ASCII | re.IGNORECASE)

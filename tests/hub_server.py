@@ -108,7 +108,8 @@ class _Handler(BaseHTTPRequestHandler):
         elif self.fault.status:
             self.reply(self.fault.status, {}, b"no\n", with_body)
         elif self.fault.body is not None:
-            self.reply(200, {"Content-Type": "text/html"}, self.fault.body, with_body)
+            kind = "text/html" if self.fault.body.startswith(b"<") else "application/octet-stream"
+            self.reply(200, {"Content-Type": kind}, self.fault.body, with_body)
         elif kind == "API":
             self.send_listing(path.removeprefix("/api/models/"))
         else:

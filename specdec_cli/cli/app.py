@@ -152,14 +152,17 @@ def _command_name(arguments: list[str]) -> list[str]:
 
 
 def _report(message: str, hint: str, code: int, error: BaseException | None = None) -> int:
-    if error is not None and os.environ.get("SPECDEC_DEBUG"):
-        import traceback
+    # Libraries put addresses, with what is secret in them, into their messages.
+    from specdec_cli.download import scrub
 
-        traceback.print_exception(error)
     text = f"Error: {message}\n" if code != ExitCode.INTERRUPTED else "Interrupted\n"
     if hint:
         text += f"\nHint: {hint}\n"
-    typer.echo(text, err=True, nl=False)
+    if error is not None and os.environ.get("SPECDEC_DEBUG"):
+        import traceback
+
+        text = "".join(traceback.format_exception(error)) + text
+    typer.echo(scrub(text), err=True, nl=False)
     return code
 
 
