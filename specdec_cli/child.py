@@ -22,16 +22,21 @@ def failure(command: Sequence[str], time_limit_s: float, folder: str) -> str:
     Returns:
         How it failed, in words; empty when it did not.
     """
-    # Python would import modules from the current directory, which is the user's; what this process can import, the
-    # child can import all the same.
-    environment = os.environ | {"PYTHONPATH": os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)}
     try:
-        code, errors = _run(command, time_limit_s, folder, environment)
+        code, errors = _run(command, time_limit_s, folder, os.environ | {"PYTHONPATH": python_path()})
     except subprocess.TimeoutExpired:
         return f"did not answer within {time_limit_s:g} s"
     except OSError as error:
         return f"could not be started: {error}"
     return _ending(code, errors.decode("utf-8", "replace"))
+
+
+def python_path() -> str:
+    """`PYTHONPATH` for a child in another directory: what this process can import, the child can import all the same.
+
+    Its own current directory must not be the user's, because Python would import modules from there.
+    """
+    return os.pathsep.join(str(Path(entry).absolute()) for entry in sys.path)
 
 
 def _run(command: Sequence[str], time_limit_s: float, folder: str, environment: dict[str, str]) -> tuple[int, bytes]:

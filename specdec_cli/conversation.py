@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
-import json
 from collections.abc import Mapping, Sequence
-from typing import Any
 
-from jinja2.exceptions import TemplateError
-from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-from specdec_cli.errors import ModelLoadError
+from specdec_cli import template
+from specdec_cli.errors import ModelLoadError, TemplateRefusedError
 from specdec_cli.types import LanguageModel
 
 Message = Mapping[str, str]
@@ -50,28 +45,20 @@ def render_chat(model: LanguageModel, messages: Sequence[Message]) -> str:
         raise ModelLoadError("the model has no chat template", "use `--raw` to complete the bare text")
     try:
         return _render(model, messages)
-    except Exception as error:  # the template is code, and may fail in any way
-        if isinstance(error, TemplateError) and len(messages) > 1 and messages[0]["role"] == "system":
+    except TemplateRefusedError:
+        if len(messages) > 1 and messages[0]["role"] == "system":
             return render_chat(model, _fold_system(messages))
-        raise ModelLoadError(
-            f"the model's chat template fails: {error}", "use `--raw` and write the template out"
-        ) from error
+        raise
 
 
 def _render(model: LanguageModel, messages: Sequence[Message]) -> str:
-    """Templates are code from a download: they run in Jinja's sandbox only."""
-    environment = ImmutableSandboxedEnvironment(
-        trim_blocks=True, lstrip_blocks=True, extensions=["jinja2.ext.loopcontrols"], autoescape=False
-    )
-    environment.globals.update(raise_exception=_raise, strftime_now=_strftime_now)
-    environment.filters["tojson"] = _to_json
-    template = environment.from_string(model.chat_template or "")
-    return template.render(
-        messages=[dict(message) for message in messages],
-        add_generation_prompt=True,
-        bos_token=_text(model, model.bos),
-        eos_token=_text(model, model.eos),
-    )
+    variables = {
+        "messages": [dict(message) for message in messages],
+        "add_generation_prompt": True,
+        "bos_token": _text(model, model.bos),
+        "eos_token": _text(model, model.eos),
+    }
+    return template.render(model.chat_template or "", variables)
 
 
 def _fold_system(messages: Sequence[Message]) -> list[Message]:
@@ -81,22 +68,3 @@ def _fold_system(messages: Sequence[Message]) -> list[Message]:
 
 def _text(model: LanguageModel, token: int | None) -> str:
     return "" if token is None else model.piece(token, special=True).decode("utf-8", "replace")
-
-
-def _raise(message: str) -> None:
-    raise TemplateError(message)
-
-
-def _strftime_now(pattern: str) -> str:
-    return datetime.datetime.now().astimezone().strftime(pattern)
-
-
-def _to_json(
-    value: Any,
-    indent: int | None = None,
-    ensure_ascii: bool = False,
-    separators: tuple[str, str] | None = None,
-    sort_keys: bool = False,
-) -> str:
-    # Jinja's own filter escapes HTML characters, which templates of chat models do not want.
-    return json.dumps(value, ensure_ascii=ensure_ascii, indent=indent, separators=separators, sort_keys=sort_keys)

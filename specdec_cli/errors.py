@@ -7,6 +7,7 @@ SpecdecError                 1  expected failure
 ├── CheckFailedError         5  a check that was asked for did not hold
 ├── DownloadError            1  a source could not deliver the file
 ├── ModelLoadError           1  the file is there, but it cannot be loaded
+│   └── TemplateRefusedError 1  its chat template does not take these messages
 ├── ContextFullError         1  the prompt does not fit into the context
 └── BackendError             1  llama.cpp failed or does not work on this machine
 """
@@ -75,6 +76,10 @@ class DownloadError(SpecdecError):
 
 class ModelLoadError(SpecdecError):
     """The file exists but is not a model that this llama.cpp can load."""
+
+
+class TemplateRefusedError(ModelLoadError):
+    """The model's chat template says that it cannot take these messages, or is not well formed."""
 
 
 class ContextFullError(SpecdecError):

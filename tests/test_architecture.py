@@ -25,7 +25,7 @@ LAYERS = (
     ("llama",),
     (
         "child", "tiny", "selfcheck", "requantize", "constraint", "settings", "paths", "files", "registry", "split",
-        "download", "hub", "wheels", "sources", "config", "gguf", "ngram_store",
+        "download", "hub", "wheels", "sources", "template", "template_worker", "config", "gguf", "ngram_store",
     ),
     (
         "choice", "conversation", "prompts", "measuring", "provenance", "calibration", "tuned", "tuning", "session",
@@ -42,6 +42,7 @@ ONLY_IN = {
     "typer": {"render", "cli"},
     "matplotlib": {"render"},
     "tomlkit": {"config"},
+    "jinja2": {"template_worker"},
 }
 
 Import = tuple[str, bool]

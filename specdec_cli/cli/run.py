@@ -35,6 +35,7 @@ def run(
         from specdec_cli.choice import choose_models, fetch_files
         from specdec_cli.cli.job import Job, open_session
         from specdec_cli.render.progress import make_progress
+        from specdec_cli.template import prepare
 
     if max_tokens < 1:
         raise UsageError(f"--max-tokens must be 1 or more, not {max_tokens}", "see `specdec run --help`")
@@ -48,6 +49,9 @@ def run(
         choice = dataclasses.replace(choice, draft=None)
     files = fetch_files(choice, offline=model.offline, progress=make_progress(output.is_silent))
     params = sampling.params_for(files[0], opt.given(context, sampling))
+    if not raw:
+        # Its process starts while the models load.
+        prepare()
     with open_session(choice.name, files, options, quiet=output.is_silent) as session:
         tokens = session.encode(text, system=system, raw=raw)
         view = output.view(explain=drafting.explain)
