@@ -393,6 +393,8 @@ _RANGES = {
 """Where llama.cpp would end the process, or ask for memory that no machine has."""
 
 _NEEDED = ("block_count", "context_length", "embedding_length")
+_PART_OF = {"expert_used_count": "expert_count", "nextn_predict_layers": "block_count"}
+"""What cannot be more than something else."""
 
 
 def _check_parameters(header: Header) -> None:
@@ -404,6 +406,8 @@ def _check_parameters(header: Header) -> None:
         what = "a vision or audio projector" if architecture == "clip" else f"of the kind `{kind}`"
         raise ModelLoadError(f"`{path}` is no language model but {what}", "name the language model's .gguf file")
     for name, (least, most) in _RANGES.items():
+        if name in _PART_OF:
+            most = header.number(f"{architecture}.{_PART_OF[name]}")
         value = header.parameter(name)
         for item in value if isinstance(value, tuple) else (value,):
             # Of another type: llama.cpp says so itself, or takes no notice.

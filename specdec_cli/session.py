@@ -25,7 +25,6 @@ from specdec_cli.draft_length import CostRule, Fixed
 from specdec_cli.drafters import AutoDrafter, ModelDrafter, NgramDrafter, NoDrafter
 from specdec_cli.engine import speculate
 from specdec_cli.errors import ContextFullError, SpecdecError, UsageError
-from specdec_cli.gguf import check_header
 from specdec_cli.llama import KV_TYPES, Model, check_vocabularies, default_threads
 from specdec_cli.ngram_store import NgramStore, default_path, vocabulary_fingerprint
 from specdec_cli.repetition import Breakers, find_breakers
@@ -33,6 +32,7 @@ from specdec_cli.sampling import Sampler, top_two
 from specdec_cli.sources import SilentProgress
 from specdec_cli.stats import NearTie, Stats
 from specdec_cli.text import StopStrings, TextDecoder
+from specdec_cli.trial import admit
 from specdec_cli.tuned import Tuned, find_tuned
 from specdec_cli.types import (
     AUTO_DRAFTING,
@@ -208,7 +208,7 @@ class Session:
         draft = draft if tuned is None else tuned.path
         for path in (target, draft):
             if path is not None:
-                check_header(path)
+                admit(path)
         verdict = selfcheck.check()
         extra = verdict.use_extra_bufts
         wanted = [functools.partial(Model, target, gpu_layers=options.gpu_layers, use_extra_bufts=extra)]
@@ -631,7 +631,7 @@ def _batch_noise(target: Context, tokens: Sequence[int], row: Logits) -> float:
 def _is_loadable(path: Path) -> bool:
     """Whether a tuned file is still there and whole as far as its header tells; another process may have dropped it."""
     try:
-        check_header(path)
+        admit(path)
     except SpecdecError:
         return False
     return True

@@ -300,11 +300,11 @@ class SamplingFlags:
         params = self.params()
         if not self.logit_bias and self.sampler_defaults == "llama.cpp":
             return params
-        from specdec_cli.gguf import check_header
         from specdec_cli.llama import Model
         from specdec_cli.settings import resolve_biases, with_model_defaults
+        from specdec_cli.trial import admit
 
-        check_header(target)
+        admit(target)
         with Model(target, vocab_only=True) as model:
             params = replace(params, logit_bias=resolve_biases(self.logit_bias or (), model))
             if self.sampler_defaults == "model":
