@@ -8,6 +8,7 @@ SpecdecError                 1  expected failure
 ├── DownloadError            1  a source could not deliver the file
 ├── ModelLoadError           1  the file is there, but it cannot be loaded
 ├── ContextFullError         1  the prompt does not fit into the context
+├── OutOfMemoryError         1  models and caches do not fit into the memory of this machine
 └── BackendError             1  llama.cpp failed or does not work on this machine
 """
 
@@ -79,6 +80,10 @@ class ModelLoadError(SpecdecError):
 
 class ContextFullError(SpecdecError):
     """The prompt is longer than the context."""
+
+
+class OutOfMemoryError(SpecdecError):
+    """Models and caches need more memory than this machine has free."""
 
 
 class BackendError(SpecdecError):

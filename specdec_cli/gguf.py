@@ -44,6 +44,9 @@ TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
 }  # fmt: skip
 """ggml's number of a type -> name, weights in a block, bytes of a block."""
 
+_VECTOR_TYPES = {"F32", "F16", "BF16", "F64", "I32", "I64"}
+"""llama.cpp ends the process in the middle of a pass where it meets others."""
+
 _SHARD = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
@@ -321,6 +324,8 @@ class _Reader:
         if type_id not in TENSOR_TYPES:
             self._refuse(f"{what} has the unknown type {type_id}", "update llama-cpp-python, or download another file")
         type_name, block, block_bytes = TENSOR_TYPES[type_id]
+        if num_dims == 1 and type_name not in _VECTOR_TYPES:
+            self._refuse(f"{what} is a vector of the type {type_name}, with which llama.cpp cannot compute")
         if sizes[0] % block:
             self._refuse(f"{what} has rows of {sizes[0]} weights, which {type_name} cannot hold")
         return TensorInfo(name, sizes[::-1], type_id, offset, math.prod(sizes) // block * block_bytes)

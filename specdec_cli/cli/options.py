@@ -90,6 +90,7 @@ class ModelFlags:
     tuned: Annotated[
         bool, _model("--tuned/--no-tuned", help="draft with the file that `specdec tune` made, where it did")
     ] = True
+    force: Annotated[bool, _model("--force", envvar=None, help="load also where the memory seems too small")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -187,7 +188,7 @@ class DraftingFlags:
             raise UsageError("`--drafter model` needs a draft model", "name one with `--draft FILE`, or a pair")
         return SessionOptions(
             drafting, model.ctx, model.gpu_layers, model.draft_gpu_layers, model.threads, model.kv_type, model.tuned,
-            self.ngram_cache,
+            self.ngram_cache, model.force,
         )  # fmt: skip
 
 
