@@ -231,8 +231,8 @@ class _Shape:
     def compute_bytes(self, num_ctx: int) -> int:
         """Bytes of the buffers for a pass over a chunk of the prompt, or over a draft.
 
-        Two moments take the most: a block's inner vectors beside the attention mask, and the logits. Memory counts when it
-        is touched: rows of logits that no pass asked for do not.
+        Two moments take the most: a block's inner vectors beside the attention mask, and the logits. Rows that no pass
+        asked for are allocated and never touched: they do not count.
         """
         rows = min(CHUNK, num_ctx)
         inner = 3 * max(self._per_layer("feed_forward_length"), self._attention_width())
@@ -485,7 +485,7 @@ class Fit:
         placement = self.placement
         if self.draft is not None and placement.draft_gpu_layers and self.holds(num_ctx, draft_gpu_layers=0):
             yield "`--draft-gpu-layers 0`"
-        fewer = range(placement.gpu_layers - 1, -1, -1)
+        fewer = range(min(placement.gpu_layers - 1, _Shape(self.target).num_layers), -1, -1)
         layers = next((number for number in fewer if self.holds(num_ctx, gpu_layers=number)), None)
         if layers is not None:
             yield f"`--gpu-layers {layers}`"
