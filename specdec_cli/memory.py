@@ -463,9 +463,8 @@ class Fit:
         return " with ".join(names)
 
     def _ways_out(self, num_ctx: int, least_ctx: int) -> str:
-        ways = list(self._flags(num_ctx, least_ctx))
-        advice = f"try {' or '.join(ways)}" if ways else "take a model with fewer weights or a smaller quantization"
-        return f"{advice}; `--force` tries all the same"
+        ways = [*self._flags(num_ctx, least_ctx), "a smaller quantization"]
+        return f"try {' or '.join(ways)}; `--force` loads all the same"
 
     def _flags(self, num_ctx: int, least_ctx: int) -> Iterator[str]:
         """Flags with which it would fit, those that cost least first."""
@@ -501,4 +500,6 @@ def _parts(found: Estimate) -> str:
 
 
 def _size(num_bytes: int) -> str:
-    return f"{num_bytes / 1e9:.1f} GB" if num_bytes >= 1e9 else f"{num_bytes / 1e6:.0f} MB"
+    if num_bytes < 1e9:
+        return f"{num_bytes / 1e6:.0f} MB"
+    return f"{num_bytes / 1e9:.{2 if num_bytes < 1e10 else 1}f} GB"

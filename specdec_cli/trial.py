@@ -17,7 +17,7 @@ from specdec_cli.errors import ModelLoadError, SpecdecError
 from specdec_cli.files import read_object, replace_text
 from specdec_cli.gguf import Header, check_header
 
-TIME_LIMIT_S = 180.0
+TIME_LIMIT_S = 600.0
 """A child that takes longer hangs: weights are mapped, and only those of small models are read."""
 
 Command = Callable[[Path], Sequence[str]]

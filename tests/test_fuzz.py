@@ -90,7 +90,9 @@ def test_what_passes_the_check_kills_no_process_that_the_trial_admits(
 ) -> None:
     """Each file is loaded as the trial does; where that lives, a session answers from the file, and must live too."""
     known = sorted(corpus.glob("*.gguf")) if "SPECDEC_FUZZ_CORPUS" in os.environ else []
-    let_through = [path for path in known if passes(path)]
+    # One is known to be deadly, whatever the others are.
+    deadly = tiny(tmp_path, "deadly", num_layers=1, metadata={"llama.rope.scaling.type": "of another world"})
+    let_through = [path for path in (deadly, *known) if passes(path)]
 
     @settings(max_examples=3 * NUM_LOADED, suppress_health_check=list(HealthCheck))
     @given(case=cases(original))
