@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import subprocess
 import sys
 from collections.abc import Sequence
 from pathlib import Path
+
+_SOURCE_FOLDER = re.compile(r"^\S*/(?=[^/\s]+:\d+: )")
+_MAX_WORDS = 200
 
 
 def failure(command: Sequence[str], time_limit_s: float, folder: str) -> str:
@@ -22,8 +26,10 @@ def failure(command: Sequence[str], time_limit_s: float, folder: str) -> str:
     Returns:
         How it failed, in words; empty when it did not.
     """
+    # With a backtrace a debugger would be started, and its lines would hide llama.cpp's own.
+    environment = os.environ | {"PYTHONPATH": python_path(), "GGML_NO_BACKTRACE": "1"}
     try:
-        code, errors = _run(command, time_limit_s, folder, os.environ | {"PYTHONPATH": python_path()})
+        code, errors = _run(command, time_limit_s, folder, environment)
     except subprocess.TimeoutExpired:
         return f"did not answer within {time_limit_s:g} s"
     except OSError as error:
@@ -56,11 +62,13 @@ def _run(command: Sequence[str], time_limit_s: float, folder: str, environment: 
 def _ending(code: int, errors: str) -> str:
     if code == 0:
         return ""
+    last_line = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "")
+    # llama.cpp names its own source file by the path on the machine where it was built.
+    words = f": {_SOURCE_FOLDER.sub('', last_line)[:_MAX_WORDS]}" if last_line else ""
     if code < 0:
         with contextlib.suppress(ValueError):
-            return f"died of {signal.Signals(-code).name}"
-    last_line = next((line.strip() for line in reversed(errors.splitlines()) if line.strip()), "")
-    return f"ended with code {code}" + (f": {last_line}" if last_line else "")
+            return f"died of {signal.Signals(-code).name}{words}"
+    return f"ended with code {code}{words}"
 
 
 def forbid_core_dump() -> None:
@@ -69,3 +77,16 @@ def forbid_core_dump() -> None:
         import resource
 
         resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+
+
+def limit_memory(num_bytes: int) -> None:
+    """Called by the child: a request for more is refused to it, and does not take the memory of others.
+
+    Args:
+        num_bytes: of its own data; files mapped into memory do not count.
+    """
+    with contextlib.suppress(ImportError, OSError, ValueError):
+        import resource
+
+        _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        resource.setrlimit(resource.RLIMIT_DATA, (num_bytes, hard))

@@ -9,6 +9,7 @@ SpecdecError                 1  expected failure
 ├── ModelLoadError           1  the file is there, but it cannot be loaded
 │   └── TemplateRefusedError 1  its chat template does not take these messages
 ├── ContextFullError         1  the prompt does not fit into the context
+├── OutOfMemoryError         1  models and caches do not fit into the memory of this machine
 └── BackendError             1  llama.cpp failed or does not work on this machine
 """
 
@@ -84,6 +85,10 @@ class TemplateRefusedError(ModelLoadError):
 
 class ContextFullError(SpecdecError):
     """The prompt is longer than the context."""
+
+
+class OutOfMemoryError(SpecdecError):
+    """Models and caches need more memory than this machine has free."""
 
 
 class BackendError(SpecdecError):

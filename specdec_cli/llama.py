@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -17,10 +18,7 @@ import psutil
 from specdec_cli import interrupt
 from specdec_cli.context import CachedContext
 from specdec_cli.errors import BackendError, IncompatibleModelsError, ModelLoadError
-from specdec_cli.types import MAX_DRAFT_TOKENS, ContextOptions, Draft, Logits
-
-CHUNK = 512
-"""Tokens of one decode call while a prompt is read."""
+from specdec_cli.types import CHUNK, MAX_DRAFT_TOKENS, ContextOptions, Draft, Logits
 
 KV_TYPES = {
     "f32": llama_cpp.GGML_TYPE_F32,
@@ -45,6 +43,17 @@ _FLASH_ATTENTION = {
     True: llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     False: llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
+# Discrete and integrated; ggml also knows accelerators, which share the main memory.
+_GPU_KINDS = (1, 2)
+
+_REPACKED: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
+    (frozenset({"REPACK", "AVX2"}), ("Q4_0", "Q4_K", "IQ4_NL", "MXFP4")),
+    (frozenset({"REPACK", "AVX512"}), ("Q2_K",)),
+    (frozenset({"REPACK", "NEON", "DOTPROD"}), ("Q4_0", "Q4_K", "Q5_K", "Q6_K", "Q8_0", "IQ4_NL", "MXFP4", "Q1_0")),
+    (frozenset({"AMX_INT8"}), ("Q4_0", "Q4_1", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")),
+)
+"""Instruction sets -> tensor types; llama.cpp's own choices in ggml-cpu."""
+
 _LOG_DEBUG, _LOG_ERROR, _LOG_CONT = 1, 4, 5
 _NEGLIGIBLE_ATTRS = llama_cpp.LLAMA_TOKEN_ATTR_UNUSED | llama_cpp.LLAMA_TOKEN_ATTR_UNDEFINED
 
@@ -86,6 +95,59 @@ def versions() -> dict[str, str]:
     }
 
 
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Something that llama.cpp computes on.
+
+    Attributes:
+        name: such as `CUDA0` or `CPU`.
+        description: in words.
+        is_gpu: whether it has memory of its own, or a share of the main memory set aside for it.
+        free: bytes of its memory that can be had.
+        total: bytes of its memory.
+    """
+
+    name: str
+    description: str
+    is_gpu: bool
+    free: int
+    total: int
+
+
+def devices() -> list[Device]:
+    """All devices of this build; empty where the library does not let itself be asked."""
+    llama_cpp.llama_backend_init()
+    library: Any = getattr(llama_cpp.llama_cpp, "_lib", None)
+    try:
+        get, memory = library.ggml_backend_dev_get, library.ggml_backend_dev_memory
+        name, description = library.ggml_backend_dev_name, library.ggml_backend_dev_description
+        count, kind = library.ggml_backend_dev_count, library.ggml_backend_dev_type
+    except AttributeError:
+        return []
+    get.restype, get.argtypes, count.restype = ctypes.c_void_p, [ctypes.c_size_t], ctypes.c_size_t
+    name.restype = description.restype = ctypes.c_char_p
+    memory.argtypes, memory.restype = [ctypes.c_void_p, *[ctypes.POINTER(ctypes.c_size_t)] * 2], None
+    name.argtypes = description.argtypes = kind.argtypes = [ctypes.c_void_p]
+    found = []
+    for index in range(count()):
+        device, free, total = get(index), ctypes.c_size_t(), ctypes.c_size_t()
+        memory(device, ctypes.byref(free), ctypes.byref(total))
+        words = [text.decode("utf-8", "replace") for text in (name(device), description(device))]
+        found.append(Device(words[0], words[1], kind(device) in _GPU_KINDS, free.value, total.value))
+    return found
+
+
+def repacked_types() -> frozenset[str]:
+    """Tensor types that the CPU's kernels keep a copy of in another order, as far as the build tells."""
+    features = {name for name, _, value in _features() if value == "1"}
+    return frozenset(kind for needed, kinds in _REPACKED if needed <= features for kind in kinds)
+
+
+def _features() -> Iterator[tuple[str, str, str]]:
+    for item in versions()["system"].replace(":", "|").split("|"):
+        yield tuple(part.strip() for part in item.partition("="))  # type: ignore[misc]
+
+
 def default_threads() -> int:
     """Physical cores this process may use."""
     allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -100,19 +162,29 @@ class Model:
         gpu_layers: layers on the GPU; -1 is all, also the default when the build supports offload.
         use_extra_bufts: whether weights may be repacked for special instructions (see `specdec_cli.selfcheck`).
         vocab_only: load the vocabulary and metadata, no weights.
+        simulated: read no weights and take no memory; contexts can be made, but not decoded with.
 
     Raises:
         ModelLoadError: with llama.cpp's own reason.
     """
 
     def __init__(
-        self, path: Path, *, gpu_layers: int | None = None, use_extra_bufts: bool = True, vocab_only: bool = False
+        self,
+        path: Path,
+        *,
+        gpu_layers: int | None = None,
+        use_extra_bufts: bool = True,
+        vocab_only: bool = False,
+        simulated: bool = False,
     ) -> None:
         self.path = path
         llama_cpp.llama_backend_init()
         params = llama_cpp.llama_model_default_params()
         params.use_extra_bufts = use_extra_bufts
         params.vocab_only = vocab_only
+        if simulated:
+            # A mapped file would be read as a whole.
+            params.no_alloc, params.load_mode = True, llama_cpp.LLAMA_LOAD_MODE_NONE
         params.n_gpu_layers = (-1 if supports_gpu_offload() else 0) if gpu_layers is None else gpu_layers
         params.progress_callback = _on_load_progress
         _log_lines.clear()

@@ -24,15 +24,23 @@ from specdec_cli.cost import CostModel
 from specdec_cli.draft_length import CostRule, Fixed
 from specdec_cli.drafters import AutoDrafter, ModelDrafter, NgramDrafter, NoDrafter
 from specdec_cli.engine import speculate
-from specdec_cli.errors import ContextFullError, SpecdecError, UsageError
-from specdec_cli.gguf import check_header
-from specdec_cli.llama import KV_TYPES, Model, check_vocabularies, default_threads
+from specdec_cli.errors import BackendError, ContextFullError, SpecdecError, UsageError
+from specdec_cli.llama import (
+    KV_TYPES,
+    Model,
+    check_vocabularies,
+    default_threads,
+    devices,
+    supports_gpu_offload,
+)
+from specdec_cli.memory import LEAST_CTX, Fit, Headers, Placement, available, max_ctx
 from specdec_cli.ngram_store import NgramStore, default_path, vocabulary_fingerprint
 from specdec_cli.repetition import Breakers, find_breakers
 from specdec_cli.sampling import Sampler, top_two
 from specdec_cli.sources import SilentProgress
 from specdec_cli.stats import NearTie, Stats
 from specdec_cli.text import StopStrings, TextDecoder
+from specdec_cli.trial import admit
 from specdec_cli.tuned import Tuned, find_tuned
 from specdec_cli.types import (
     AUTO_DRAFTING,
@@ -59,6 +67,9 @@ DEFAULT_MAX_TOKENS = 2048
 _MAX_CHANGE = 1.3
 """Costs that a session finds to be off by more were measured while something else was running."""
 
+_ALL_LAYERS = 1000
+"""More than any model has."""
+
 _MAX_BYTES_PER_TOKEN = 32
 """No text comes near this average."""
 
@@ -76,6 +87,7 @@ class SessionOptions:
         kv_type: type of both caches, a name of `specdec_cli.llama.KV_TYPES`.
         use_tuned: draft with the file and settings that `specdec tune` found, where it did.
         ngram_cache: n-gram statistics to draft from and to add answers to; None reads what `specdec ngram build` made.
+        force: load also where the memory seems too small.
 
     Raises:
         UsageError: a value outside its range.
@@ -89,6 +101,7 @@ class SessionOptions:
     kv_type: str = "f16"
     use_tuned: bool = True
     ngram_cache: Path | None = None
+    force: bool = False
 
     def __post_init__(self) -> None:
         _require("ctx", self.num_ctx, self.num_ctx is None or 0 < self.num_ctx < 2**31, "from 1 to 2^31 - 1")
@@ -156,6 +169,7 @@ class Session:
         options: how to draft.
         warning: something the user should be told about the backend.
         tuned: what tuning found for the draft model; None when it was not tuned.
+        fit: against what caches are checked before they are made; None checks nothing.
     """
 
     def __init__(
@@ -165,12 +179,14 @@ class Session:
         options: SessionOptions | None = None,
         warning: str = "",
         tuned: Tuned | None = None,
+        fit: Fit | None = None,
     ) -> None:
         self.target = target
         self.draft_model = draft_model
         self.options = options or SessionOptions()
         self.warning = warning
         self.tuned = tuned
+        self._fit = fit
         self._contexts: tuple[Context, Context | None] | None = None
         self._owned: list[Context] = []
         self._num_streams = 0
@@ -198,6 +214,7 @@ class Session:
             ModelMissingError: a file is not there.
             ModelLoadError: a file is not a model that this llama.cpp can load.
             IncompatibleModelsError: the vocabularies differ.
+            OutOfMemoryError: they do not fit into the memory of this machine.
             BackendError: llama.cpp does not work on this machine.
         """
         options = options or SessionOptions()
@@ -206,9 +223,9 @@ class Session:
         if tuned is not None and not _is_loadable(tuned.path):
             tuned = None
         draft = draft if tuned is None else tuned.path
-        for path in (target, draft):
-            if path is not None:
-                check_header(path)
+        fit = _fit(admit(target), None if draft is None else admit(draft), options, tuned)
+        if not options.force:
+            fit.check(min(options.num_ctx or LEAST_CTX, max_ctx(fit.target)))
         verdict = selfcheck.check()
         extra = verdict.use_extra_bufts
         wanted = [functools.partial(Model, target, gpu_layers=options.gpu_layers, use_extra_bufts=extra)]
@@ -222,7 +239,8 @@ class Session:
             # Looked up over the whole vocabulary, once: now and not within the first answer.
             _ = target_model.stop_tokens
             stack.pop_all()
-        return cls(target_model, draft_model, options, verdict.warning if verdict.is_new else "", tuned)
+        warning = verdict.warning if verdict.is_new else ""
+        return cls(target_model, draft_model, options, warning, tuned, None if options.force else fit)
 
     def close(self) -> None:
         """Free caches and models."""
@@ -572,6 +590,7 @@ class Session:
         Raises:
             ContextFullError: the prompt is longer than the model takes.
             UsageError: more context was asked for than the model was trained for.
+            OutOfMemoryError: the caches would not fit into the memory.
             BackendError: no context of this size could be made.
         """
         self._check_open()
@@ -585,17 +604,31 @@ class Session:
             raise UsageError(f"--ctx {wanted} is more than the model was trained for ({limit})", f"use `--ctx {limit}`")
         if self._contexts and self._contexts[0].num_ctx >= wanted:
             return self._contexts
+        if self._fit is not None:
+            self._fit.check(wanted, num_prompt + 1)
         self._close_contexts()
         target = self._open(self.target, wanted)
-        model = self.draft_model
-        draft = None if model is None else self._open(model, min(wanted, model.max_ctx), self.tuned)
-        self._contexts = target, draft
+        self._contexts = target, self._open_draft(wanted)
         if not self.options.drafting.is_off:
             # Now and not within the first answer.
             _ = self.ngrams
             if self.options.drafting.num_draft_tokens is None:
                 _ = self.costs
-        return target, draft
+        return self._contexts
+
+    def _open_draft(self, num_ctx: int) -> Context | None:
+        """The draft model's context, which comes last: what is missing then is told as what it is."""
+        model = self.draft_model
+        if model is None:
+            return None
+        try:
+            return self._open(model, min(num_ctx, model.max_ctx), self.tuned)
+        except BackendError as error:
+            self._close_contexts()
+            raise BackendError(
+                f"the target took the memory, and none was left for the draft model: {error.message}",
+                "use a smaller `--ctx`, `--kv-type q8_0`, `--draft-gpu-layers 0` where a GPU is used, or `--no-draft`",
+            ) from None
 
     def _open(self, model: LanguageModel, num_ctx: int, tuned: Tuned | None = None) -> Context:
         options = ContextOptions(num_ctx, self.options.threads, self.options.kv_type)
@@ -628,10 +661,28 @@ def _batch_noise(target: Context, tokens: Sequence[int], row: Logits) -> float:
     return float(np.sqrt(np.mean((row[both] - batched[both]) ** 2, dtype=np.float64)))
 
 
+def _fit(target: Headers, draft: Headers | None, options: SessionOptions, tuned: Tuned | None) -> Fit:
+    """A pair against the memory that is free now, before anything is loaded."""
+    gpu = sum(device.free for device in devices() if device.is_gpu)
+    placement = Placement(
+        options.kv_type,
+        tuned.kv_type if tuned is not None and options.kv_type == "f16" else None,
+        _layers_on_gpu(options.gpu_layers),
+        _layers_on_gpu(options.draft_gpu_layers),
+    )
+    return Fit(target, draft, placement, available(gpu))
+
+
+def _layers_on_gpu(wanted: int | None) -> int:
+    if not supports_gpu_offload():
+        return 0
+    return _ALL_LAYERS if wanted is None or wanted < 0 else wanted
+
+
 def _is_loadable(path: Path) -> bool:
     """Whether a tuned file is still there and whole as far as its header tells; another process may have dropped it."""
     try:
-        check_header(path)
+        admit(path)
     except SpecdecError:
         return False
     return True

@@ -289,6 +289,7 @@ def write_tiny_model(
     chat_template: str | None = None,
     add_bos: bool = False,
     vocabulary: Vocabulary | None = None,
+    metadata: Mapping[str, MetadataValue] | None = None,
 ) -> None:
     """Write a random model of the llama architecture, 0.5 MB a layer in 4 bits.
 
@@ -306,16 +307,17 @@ def write_tiny_model(
         chat_template: Jinja source.
         add_bos: see `byte_level_vocabulary`.
         vocabulary: another tokenizer; `num_vocab` and `add_bos` are then without meaning.
+        metadata: further values, or others than the model's own.
 
     Raises:
         OSError: the file cannot be written.
         ValueError: `num_vocab` is too small.
     """
     words = vocabulary or byte_level_vocabulary(num_vocab, add_bos=add_bos)
-    metadata = _architecture(num_layers, context_length) | _tokenizer(words, chat_template)
+    values = _architecture(num_layers, context_length) | _tokenizer(words, chat_template) | dict(metadata or {})
     weights = [*_embeddings(seed, words), *_blocks(seed, num_layers)]
     kinds = _MIXED if quant == "mixed" else (quant,)
-    write_gguf(path, metadata, [_encode(name, w, kinds[i % len(kinds)]) for i, (name, w) in enumerate(weights)])
+    write_gguf(path, values, [_encode(name, w, kinds[i % len(kinds)]) for i, (name, w) in enumerate(weights)])
 
 
 def _architecture(num_layers: int, context_length: int) -> dict[str, MetadataValue]:

@@ -20,10 +20,10 @@ import psutil
 from specdec_cli import calibration, interrupt, selfcheck, tuned
 from specdec_cli.calibration import NUM_CTX, Text
 from specdec_cli.errors import BackendError
-from specdec_cli.gguf import check_header
 from specdec_cli.llama import Model, check_vocabularies, default_threads, supports_gpu_offload
 from specdec_cli.prediction import predict_rate
 from specdec_cli.requantize import TEMPORARY, requantize
+from specdec_cli.trial import admit
 from specdec_cli.tuned import PUBLISHED, Tuned, find_tuned, forget
 from specdec_cli.types import Context, ContextOptions
 
@@ -187,7 +187,7 @@ def tune(
         OSError: a file could not be written.
     """
     for path in (target, draft):
-        check_header(path)
+        admit(path)
     began = time.perf_counter()
     with interrupt.stop_on_sigint(), tuned.locked(), _work_folder(dry_run) as folder:
         sha256 = tuned.sha256_of(draft)

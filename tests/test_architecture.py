@@ -25,11 +25,11 @@ LAYERS = (
     ("llama",),
     (
         "child", "tiny", "selfcheck", "requantize", "constraint", "settings", "paths", "files", "registry", "split",
-        "download", "hub", "wheels", "sources", "template", "template_worker", "config", "gguf", "ngram_store",
+        "download", "hub", "wheels", "sources", "template", "template_worker", "config", "gguf", "memory", "ngram_store",
     ),
     (
         "choice", "conversation", "prompts", "measuring", "provenance", "calibration", "tuned", "tuning", "session",
-        "check", "bench",
+        "check", "bench", "trial",
     ),
     ("render",),
     ("cli", "__main__"),

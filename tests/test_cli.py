@@ -348,7 +348,7 @@ class TestOnFakes:
         assert len(done.out) == 41
 
     def test_sampling_flags_reach_the_sampler(self, run: Run, pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr("specdec_cli.gguf.check_header", lambda path: None)
+        monkeypatch.setattr("specdec_cli.trial.admit", lambda path: None)
         monkeypatch.setattr("specdec_cli.llama.Model", lambda path, *, vocab_only: contextlib.nullcontext(FakeModel(3)))
         # Everything but "c" is forbidden.
         bias = [flag for token in (0, 1, 3, 4, 5, 6) for flag in ("--logit-bias", f"{token}=-inf")]

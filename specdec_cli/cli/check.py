@@ -67,6 +67,7 @@ def check(
         model.threads,
         model.kv_type,
         model.tuned,
+        force=model.force,
     )
     files = fetch_files(choice, offline=model.offline, progress=make_progress(output.is_silent))
     params = with_seed(sampling.params_for(files[0], opt.given(context, sampling)))

@@ -70,15 +70,15 @@ def build(
 ) -> None:
     """Learn from text files which tokens follow which; what was learned before stays."""
     from specdec_cli.choice import choose_models, fetch_files
-    from specdec_cli.gguf import check_header
     from specdec_cli.llama import Model
     from specdec_cli.ngram_store import NgramStore, default_path, vocabulary_fingerprint
     from specdec_cli.render.progress import make_progress
+    from specdec_cli.trial import admit
 
     check_files(files)
     choice = choose_models(pair, target, None, no_draft=True)
     path, _ = fetch_files(choice, offline=offline, progress=make_progress(quiet or as_json))
-    check_header(path)
+    admit(path)
     with Model(path, vocab_only=True) as model:
         vocabulary = vocabulary_fingerprint(model)
         with NgramStore.open(ngram_cache or default_path(vocabulary), vocabulary, wait_s=30) as store:

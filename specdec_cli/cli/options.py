@@ -97,6 +97,7 @@ class ModelFlags:
     tuned: Annotated[
         bool, _model("--tuned/--no-tuned", help="draft with the file that `specdec tune` made, where it did")
     ] = True
+    force: Annotated[bool, _model("--force", envvar=None, help="load also where the memory seems too small")] = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,7 +195,7 @@ class DraftingFlags:
             raise UsageError("`--drafter model` needs a draft model", "name one with `--draft MODEL`, or a pair")
         return SessionOptions(
             drafting, model.ctx, model.gpu_layers, model.draft_gpu_layers, model.threads, model.kv_type, model.tuned,
-            self.ngram_cache,
+            self.ngram_cache, model.force,
         )  # fmt: skip
 
 
@@ -307,11 +308,11 @@ class SamplingFlags:
         params = self.params()
         if not self.logit_bias and self.sampler_defaults == "llama.cpp":
             return params
-        from specdec_cli.gguf import check_header
         from specdec_cli.llama import Model
         from specdec_cli.settings import resolve_biases, with_model_defaults
+        from specdec_cli.trial import admit
 
-        check_header(target)
+        admit(target)
         with Model(target, vocab_only=True) as model:
             params = replace(params, logit_bias=resolve_biases(self.logit_bias or (), model))
             if self.sampler_defaults == "model":
