@@ -27,7 +27,7 @@ from typing import IO, Any, Protocol, TypeVar, cast
 
 from specdec_cli.errors import DownloadError, ModelMissingError
 from specdec_cli.paths import cache_dir
-from specdec_cli.registry import HubSource, ModelSpec, PypiSource, parse_source
+from specdec_cli.registry import HubSource, ModelSpec, PathSource, PypiSource, Source, parse_source
 
 _Result = TypeVar("_Result")
 _BLOCK = 1 << 20
@@ -75,9 +75,15 @@ def locate(spec: ModelSpec) -> Path | None:
     """Return where the model's file lies on this machine, None when it is not here; never uses the network."""
     if _is_whole(_stored_path(spec), spec):
         return _stored_path(spec)
-    sources = map(parse_source, spec.sources)
-    snapshots = (_hub_snapshot(source) for source in sources if isinstance(source, HubSource))
-    return next((path for path in snapshots if _is_whole(path, spec)), None)
+    found = (_present_file(parse_source(source)) for source in spec.sources)
+    return next((path for path in found if path is not None and _is_whole(path, spec)), None)
+
+
+def _present_file(source: Source) -> Path | None:
+    """Where a source's file is, or would be, outside of specdec's own directory."""
+    if isinstance(source, PathSource):
+        return source.path
+    return _hub_snapshot(source) if isinstance(source, HubSource) else None
 
 
 def fetch(spec: ModelSpec, *, offline: bool, progress: Progress, pair: str = "") -> Path:
@@ -143,6 +149,8 @@ def _fetch_from_first(spec: ModelSpec, progress: Progress) -> Path:
 
 def _fetch_from(spec: ModelSpec, text: str, progress: Progress) -> Path:
     source = parse_source(text)
+    if isinstance(source, PathSource):
+        raise DownloadError(f"there is no such file of {format_size(spec.size)}" if spec.size else "no such file")
     try:
         if isinstance(source, HubSource):
             return _fetch_hub(spec, source, progress)

@@ -25,7 +25,7 @@ LAYERS = (
     ("llama",),
     (
         "child", "tiny", "selfcheck", "requantize", "constraint", "settings", "paths", "files", "registry", "sources",
-        "config", "gguf", "ngram_store",
+        "config", "gguf", "ngram_store", "estimates",
     ),
     (
         "choice", "conversation", "prompts", "measuring", "provenance", "calibration", "tuned", "tuning", "session",
