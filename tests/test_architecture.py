@@ -19,7 +19,7 @@ LAYERS = (
     ("errors", "distribution", "types"),
     (
         "repetition", "sampling", "verify", "cost", "acceptance", "draft_length", "prediction", "stats", "interval",
-        "text", "interrupt",
+        "text", "interrupt", "compatibility",
     ),
     ("context", "engine", "drafters", "testing"),
     ("llama",),
