@@ -33,7 +33,7 @@ _PYPI = re.compile(
     r"(?P<head>[A-Za-z0-9][\w.-]*)(?:\{(?P<first>\d+)\.\.(?P<last>\d+)\}(?P<tail>[\w.-]*))?==(?P<version>[\w.!+]+)",
     re.ASCII,
 )
-_SPLIT_FILE = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
+SPLIT_FILE = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _PARAMS = re.compile(r"\d+(?:\.\d+)?[MBT]")
 _ARCHITECTURES = ("dense", "moe", "hybrid")
@@ -379,7 +379,7 @@ def _check_values(data: Mapping[str, Any], where: str) -> None:
 
 def _single_file(data: Mapping[str, Any], where: str) -> Shard:
     shard = _shard(data, where)
-    if _SPLIT_FILE.fullmatch(shard.file):
+    if SPLIT_FILE.fullmatch(shard.file):
         raise UsageError(f"{where}: `{shard.file}` is one part of a split model", "list all its parts as `shards`")
     return shard
 
@@ -392,7 +392,7 @@ def _shards(data: Mapping[str, Any], where: str) -> tuple[Shard, ...]:
     for table in tables:
         _checked_table(table, _SHARD_KEYS, f"{where}: `shards`", required=("file",))
     shards = tuple(_shard(table, f"{where}: `shards`") for table in tables)
-    matches = [_SPLIT_FILE.fullmatch(shard.file) for shard in shards]
+    matches = [SPLIT_FILE.fullmatch(shard.file) for shard in shards]
     found = [(match["stem"], int(match["number"]), int(match["count"])) for match in matches if match]
     stem = found[0][0] if found else ""
     if not found or found != [(stem, number, len(shards)) for number in range(1, len(shards) + 1)]:

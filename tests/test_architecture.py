@@ -25,7 +25,7 @@ LAYERS = (
     ("llama",),
     (
         "child", "tiny", "selfcheck", "requantize", "constraint", "settings", "paths", "files", "registry", "sources",
-        "config", "gguf", "ngram_store", "estimates",
+        "config", "gguf", "ngram_store", "estimates", "local_files",
     ),
     (
         "choice", "conversation", "prompts", "measuring", "provenance", "calibration", "tuned", "tuning", "session",
