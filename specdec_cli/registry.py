@@ -245,8 +245,16 @@ def load_registry() -> Registry:
         UsageError: a file is malformed, or the user's own one cannot be read.
     """
     path = own_file()
-    own = read_own_text(path)
-    return merge_layers([_shipped_layer(), *([read_layer(own, str(path))] if own else [])])
+    return with_shipped(read_layer(read_own_text(path), str(path)))
+
+
+def with_shipped(own: Layer) -> Registry:
+    """Return what specdec ships, with one layer on top.
+
+    Raises:
+        UsageError: that layer names something that is missing.
+    """
+    return merge_layers([_shipped_layer(), own])
 
 
 def known_names(table: Literal["pairs", "models"]) -> list[str]:

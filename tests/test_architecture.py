@@ -25,7 +25,7 @@ LAYERS = (
     ("llama",),
     (
         "child", "tiny", "selfcheck", "requantize", "constraint", "settings", "paths", "files", "registry", "sources",
-        "config", "gguf", "ngram_store", "estimates", "local_files",
+        "config", "gguf", "ngram_store", "estimates", "local_files", "own_registry",
     ),
     (
         "choice", "conversation", "prompts", "measuring", "provenance", "calibration", "tuned", "tuning", "session",
@@ -41,7 +41,7 @@ ONLY_IN = {
     "rich": {"render", "cli"},
     "typer": {"render", "cli"},
     "matplotlib": {"render"},
-    "tomlkit": {"config"},
+    "tomlkit": {"config", "own_registry"},
 }
 
 Import = tuple[str, bool]
