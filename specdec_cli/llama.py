@@ -45,6 +45,13 @@ _FLASH_ATTENTION = {
     True: llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     False: llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
+_TOKENIZERS = {
+    llama_cpp.LLAMA_VOCAB_TYPE_SPM: "SentencePiece",
+    llama_cpp.LLAMA_VOCAB_TYPE_BPE: "BPE",
+    llama_cpp.LLAMA_VOCAB_TYPE_WPM: "WordPiece",
+    llama_cpp.LLAMA_VOCAB_TYPE_UGM: "Unigram",
+    llama_cpp.LLAMA_VOCAB_TYPE_RWKV: "RWKV",
+}
 _LOG_DEBUG, _LOG_ERROR, _LOG_CONT = 1, 4, 5
 
 _log_lines: deque[str] = deque(maxlen=200)
@@ -207,6 +214,11 @@ class Model:
     def tokenizer_kind(self) -> int:
         """llama.cpp's vocabulary type: BPE, SentencePiece, ..."""
         return int(llama_cpp.llama_vocab_type(self.vocab))
+
+    @property
+    def tokenizer_name(self) -> str:
+        """The same in words."""
+        return _TOKENIZERS.get(self.tokenizer_kind, "unknown")
 
     @cached_property
     def description(self) -> str:

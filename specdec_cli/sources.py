@@ -86,6 +86,17 @@ def _present_file(source: Source) -> Path | None:
     return _hub_snapshot(source) if isinstance(source, HubSource) else None
 
 
+def cached_files(spec: ModelSpec) -> list[Path]:
+    """Every file that holds this model or a part of its download; never a file of the user's own."""
+    stored = [_stored_path(spec).with_name(part.file) for part in spec.parts]
+    found = [path for own in stored for path in (own, own.with_name(f"{own.name}.part"))]
+    found += [path for own in stored for path in own.with_name(f"{own.name}.parts").rglob("*")]
+    for source in map(parse_source, spec.sources):
+        if isinstance(source, HubSource):
+            found += _hub_files(spec, source)
+    return [path for path in dict.fromkeys(found) if path.is_symlink() or path.is_file()]
+
+
 def fetch(spec: ModelSpec, *, offline: bool, progress: Progress, pair: str = "") -> Path:
     """Return the model's file, downloading it when it is not on this machine.
 
@@ -337,6 +348,20 @@ def _hub_snapshot(source: HubSource) -> Path:
     with suppress(OSError):
         commit = (folder / "refs" / source.revision).read_text().strip()
     return folder / "snapshots" / commit / source.file
+
+
+def _hub_files(spec: ModelSpec, source: HubSource) -> Iterator[Path]:
+    """The names of a model in the hub's cache, and the contents that nothing else there is a name of."""
+    folder, first = _hub_folder(source), _hub_snapshot(source)
+    names = [first] if not spec.shards else [first.with_name(part.file) for part in spec.parts]
+    for name, part in zip(names, spec.parts, strict=True):
+        yield name
+        others = (path for path in (folder / "snapshots").rglob("*") if path.is_symlink() and path != name)
+        content = name.resolve()
+        if content.parent == (folder / "blobs").resolve() and all(path.resolve() != content for path in others):
+            yield content
+        if part.sha256:
+            yield folder / "blobs" / f"{part.sha256}.specdec.part"
 
 
 def _hub_endpoint() -> str:

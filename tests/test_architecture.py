@@ -29,7 +29,7 @@ LAYERS = (
     ),
     (
         "choice", "conversation", "prompts", "measuring", "provenance", "calibration", "tuned", "tuning", "session",
-        "check", "bench",
+        "check", "bench", "removal", "matching",
     ),
     ("render",),
     ("cli", "__main__"),

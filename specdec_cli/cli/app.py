@@ -10,6 +10,7 @@ import typer
 
 from specdec_cli.cli.bench import bench
 from specdec_cli.cli.check import check
+from specdec_cli.cli.models import app as models_app
 from specdec_cli.cli.ngram import app as ngram_app
 from specdec_cli.cli.options import AliasCommand
 from specdec_cli.cli.pull import pull
@@ -59,6 +60,7 @@ app.command(cls=AliasCommand, epilog=RUN_EXAMPLES)(run)
 app.command()(pull)
 app.command()(tune)
 app.command(cls=AliasCommand)(check)
+app.add_typer(models_app)
 app.add_typer(ngram_app)
 app.command(cls=AliasCommand, epilog=BENCH_EXAMPLES)(bench)
 
