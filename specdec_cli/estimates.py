@@ -6,7 +6,8 @@ experts. That is the draft's cost in units of the target's, before anything was 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
 
 from specdec_cli.registry import ModelSpec
 
@@ -52,6 +53,10 @@ def memory_needed(num_bytes: int) -> int:
 
 def machine_memory() -> int:
     """Bytes of memory of this machine, in use or not."""
+    # Where the system tells, psutil need not be imported: `specdec models` is to be there at once.
+    names: Mapping[str, int] = getattr(os, "sysconf_names", {})
+    if "SC_PHYS_PAGES" in names and "SC_PAGE_SIZE" in names:
+        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     import psutil
 
     return int(psutil.virtual_memory().total)

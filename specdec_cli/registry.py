@@ -13,7 +13,6 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
-from importlib import resources
 from pathlib import Path
 from typing import Any, Literal
 
@@ -352,7 +351,8 @@ def _shipped_layer() -> Layer:
 
 @cache
 def _shipped_text() -> str:
-    installed = resources.files("specdec_cli") / SHIPPED_FILE
+    # Not importlib.resources, whose import alone takes longer than reading the file.
+    installed = Path(__file__).with_name(SHIPPED_FILE)
     if installed.is_file():
         return installed.read_text(encoding="utf-8")
     # An editable install runs from the source tree, where the one copy lies at the root.
