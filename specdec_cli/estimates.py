@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from specdec_cli.registry import ModelSpec
 
 PAYING_RATIO = 0.35
-"""Above this share of a target step a draft step saves hardly anything, however good the draft is."""
+"""Above this share of a target step a draft step gains little, however good the draft is."""
 
 _UNITS = {"M": 1e6, "B": 1e9, "T": 1e12}
 _MEMORY_FACTOR, _MEMORY_BASE = 1.1, 500_000_000
@@ -44,6 +44,13 @@ def cost_ratio(target: ModelSpec, draft: ModelSpec) -> float | None:
 def ratio_of(target: tuple[int, float], draft: tuple[int, float]) -> float:
     """A draft step in target steps, from the size in bytes and the active share of each."""
     return draft[0] * draft[1] / (target[0] * target[1])
+
+
+def objection(ratio: float | None) -> str:
+    """What a draft's cost says against it; empty when nothing."""
+    if ratio is None or ratio < PAYING_RATIO:
+        return ""
+    return f"a draft step costs {ratio:.2f} target steps: little gain"
 
 
 def memory_needed(num_bytes: int) -> int:

@@ -21,6 +21,13 @@ def read_object(path: Path) -> dict[str, Any]:
     return content if isinstance(content, dict) else {}
 
 
+def expanded(path: str) -> Path:
+    """A path with `~` filled in; as it is where there is no such home."""
+    with contextlib.suppress(RuntimeError):
+        return Path(path).expanduser()
+    return Path(path)
+
+
 def read_own_text(path: Path) -> str:
     """The text of a file that the user may have written; empty when there is none.
 

@@ -13,11 +13,12 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from specdec_cli.files import expanded
 from specdec_cli.paths import cache_dir
-from specdec_cli.registry import SPLIT_FILE
+from specdec_cli.registry import SPLIT_FILE, ModelSpec
 
 _MAX_DEPTH, _MAX_ENTRIES = 8, 20_000
 _MAX_MANIFEST_BYTES = 1 << 20
@@ -65,6 +66,15 @@ def size_of(path: Path) -> int:
     return sum(shard.stat().st_size for shard in _shards(path) if shard == path or shard.exists())
 
 
+def sized(spec: ModelSpec, path: Path | None) -> ModelSpec:
+    """The model with the size that its file has here, where the registry knows none."""
+    if path is None or spec.total_size is not None:
+        return spec
+    with suppress(OSError):
+        return replace(spec, size=size_of(path), shards=())
+    return spec
+
+
 def _all() -> Iterator[LocalModel]:
     for place, folder in _folders():
         models = (_model(place, path, _name(place, path, folder)) for path in _gguf_files(folder))
@@ -88,7 +98,7 @@ def _folders() -> Iterator[tuple[str, Path]]:
 
 
 def _lm_studio_folders() -> Iterator[Path]:
-    home = Path.home()
+    home = expanded("~")
     # Who moved its home has this file.
     with suppress(OSError, ValueError):
         moved = (home / ".lmstudio-home-pointer").read_text("utf-8")[:4096].strip()
@@ -100,20 +110,20 @@ def _lm_studio_folders() -> Iterator[Path]:
 
 def _llama_folders() -> Iterator[Path]:
     if own := os.environ.get("LLAMA_CACHE"):
-        yield Path(own).expanduser()
+        yield expanded(own)
         return
-    yield Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "llama.cpp"
+    yield expanded(os.environ.get("XDG_CACHE_HOME") or "~/.cache") / "llama.cpp"
     if sys.platform == "darwin":
-        yield Path.home() / "Library" / "Caches" / "llama.cpp"
+        yield expanded("~") / "Library" / "Caches" / "llama.cpp"
     if local := os.environ.get("LOCALAPPDATA"):
         yield Path(local) / "llama.cpp"
 
 
 def _ollama_folders() -> Iterator[Path]:
     if own := os.environ.get("OLLAMA_MODELS"):
-        yield Path(own).expanduser()
+        yield expanded(own)
         return
-    yield Path.home() / ".ollama" / "models"
+    yield expanded("~") / ".ollama" / "models"
     if sys.platform == "linux":
         # Where its installer lets the service keep them.
         yield Path("/usr/share/ollama/.ollama/models")

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 from specdec_cli.compatibility import Compatibility, Verdict, compare
 from specdec_cli.errors import ModelMissingError, SpecdecError
-from specdec_cli.estimates import PAYING_RATIO, expert_share, ratio_of
+from specdec_cli.estimates import active_share, expert_share, objection, ratio_of
 from specdec_cli.gguf import check_header
 from specdec_cli.llama import Model
 from specdec_cli.local_files import LocalModel, scan, size_of
@@ -96,14 +96,17 @@ def find_drafts(registry: Registry, target: Path, on_step: OnStep) -> list[Candi
     measured = open_vocabulary(target)
     with measured.model:
         here = {path: spec for spec in registry.models.values() if (path := locate(spec)) is not None}
-        spec = next((spec for path, spec in here.items() if _is_same(path, target)), None)
+        names = {spec.name for spec in registry.models.values() if _is_file_of(spec, target, here)}
         files = [file for file in _files(here) if not _is_same(file.path, target)]
         found = []
         for number, file in enumerate(files):
             on_step(f"comparing with {file.name}", number / len(files))
             found.append(_judge_file(measured, file))
-        absent = {pair.draft.name: pair.draft for pair in registry.pairs.values() if pair.draft not in here.values()}
-        found += (_judge_known(registry, measured, spec, draft) for draft in absent.values())
+        for spec in {pair.draft.name: pair.draft for pair in registry.pairs.values()}.values():
+            # Larger ones are no drafts, and what is here was compared, whatever it is called.
+            is_smaller = spec.total_size is None or spec.total_size < measured.size
+            if is_smaller and not any(_is_file_of(spec, file.path, here) for file in files):
+                found.append(_judge_known(registry, measured, names, spec))
     return sorted(found, key=_order)
 
 
@@ -121,6 +124,16 @@ def _files(here: dict[Path, ModelSpec]) -> Iterator[LocalModel]:
         yield LocalModel(file.place, name, file.path, file.size, file.is_complete)
     for path, spec in left.items():
         yield LocalModel("models.toml", spec.name, path, size_of(path))
+
+
+def _is_file_of(spec: ModelSpec, path: Path, here: Mapping[Path, ModelSpec]) -> bool:
+    """Whether a file is this model, wherever it lies."""
+    if any(known == spec and _is_same(place, path) for place, known in here.items()):
+        return True
+    try:
+        return path.name == spec.file and spec.total_size == size_of(path)
+    except OSError:
+        return False
 
 
 def _is_same(first: Path, second: Path) -> bool:
@@ -151,22 +164,26 @@ def _judge_file(target: Measured, file: LocalModel) -> Candidate:
 
 def note_on(found: Compatibility, cost: float) -> str:
     """What else to know of two models that fit together; may be empty."""
-    notes = [f"a draft step costs {cost:.2f} target steps: hardly any gain"] if cost >= PAYING_RATIO else []
-    if found.verdict != "same tokenizer":
-        notes.append(found.verdict)
-    return "; ".join(notes)
+    return "; ".join(filter(None, (objection(cost), found.verdict if found.verdict != "same tokenizer" else "")))
 
 
-def _judge_known(registry: Registry, target: Measured, spec: ModelSpec | None, draft: ModelSpec) -> Candidate:
-    """A model of the registry that is not here, by what the registry says of it."""
-    pairs = [pair for pair in registry.pairs_with(draft.name) if spec and (pair.target, pair.draft) == (spec, draft)]
-    size, fits, reason, name = draft.total_size, None, "only having it can tell", ""
-    cost = None if size is None else size * 1.0 / (target.size * target.active_share)
-    num_vocab, num_target = draft.num_vocab, target.model.num_vocab
+def _judge_known(registry: Registry, target: Measured, names: Set[str], draft: ModelSpec) -> Candidate:
+    """A model of the registry that is not here, by what the registry says of it; `names` are those of the target."""
+    pairs = [pair for pair in registry.pairs_with(draft.name) if pair.draft == draft and pair.target.name in names]
+    size, num_target, num_vocab = draft.total_size, target.model.num_vocab, _num_vocab(registry, draft)
+    cost = None if size is None else ratio_of((target.size, target.active_share), (size, active_share(draft)))
     if pairs:
-        name, fits, reason = pairs[0].name, True, pairs[0].reason or pairs[0].note
-    elif size is not None and size >= target.size:
-        fits, reason = False, "not smaller than the target"
-    elif num_vocab and min(num_vocab, num_target) / max(num_vocab, num_target) < _SIMILAR:
-        fits, reason = False, f"another vocabulary: {num_vocab} tokens, the target has {num_target}"
-    return Candidate(draft.name, "", None, size, cost, fits, None, reason, name)
+        remark = pairs[0].reason or pairs[0].note
+        return Candidate(draft.name, "", None, size, cost, True, None, remark, pairs[0].name)
+    fits, reason = None, "its vocabulary is not known before it is here"
+    if num_vocab is not None:
+        reason = f"has about as many tokens, {num_vocab}; only comparing them can tell"
+        if min(num_vocab, num_target) / max(num_vocab, num_target) < _SIMILAR:
+            fits, reason = False, f"another vocabulary: {num_vocab} tokens, the target has {num_target}"
+    return Candidate(draft.name, "", None, size, cost, fits, None, reason)
+
+
+def _num_vocab(registry: Registry, draft: ModelSpec) -> int | None:
+    """The size of a draft model's vocabulary, up to padding: its own, or that of a target it is paired with."""
+    targets = [pair.target for pair in registry.pairs_with(draft.name) if pair.draft == draft and pair.recommended]
+    return next((spec.num_vocab for spec in (draft, *targets) if spec.num_vocab is not None), None)

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import ModelMissingError, SpecdecError, UsageError
-from specdec_cli.files import read_own_text, write_whole
+from specdec_cli.files import expanded, read_own_text, write_whole
 from specdec_cli.registry import (
     SPLIT_FILE,
     HubSource,
@@ -119,7 +119,7 @@ def _model_entry(name: str, text: str, registry: Registry) -> tuple[str, dict[st
         return name, {"sources": [text], **_files(file)}
     if text in registry.models:
         return text, {}
-    path = Path(text.removeprefix("path:")).expanduser().absolute()
+    path = expanded(text.removeprefix("path:")).absolute()
     if not path.is_file():
         hint = "write a path, `hf:OWNER/REPO/FILE`, or the name of a model that is known (`specdec models show PAIR`)"
         raise ModelMissingError(f"there is no file `{text}`", hint)

@@ -316,6 +316,7 @@ def merge_layers(layers: Iterable[Layer]) -> Registry:
     return Registry(pairs, models, default)
 
 
+@cache
 def parse_source(text: str) -> Source:
     """Parse `hf:OWNER/REPO/FILE[@REVISION]`, `pypi:NAME{FIRST..LAST}==VERSION` or `path:/ABSOLUTE/FILE`.
 

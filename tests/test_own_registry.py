@@ -88,6 +88,7 @@ def test_a_split_model_gets_its_shards() -> None:
         ("p", "hf:o/r/x-00002-of-00003.gguf", "qwen3-0.6b", UsageError, "not the first part"),
         ("p", "hf:o/r/x-00001-of-99999.gguf", "qwen3-0.6b", UsageError, "not the first part"),
         ("p", ".", "qwen3-0.6b", ModelMissingError, "there is no file `.`"),
+        ("p", "~nobody-of-that-name/x.gguf", "qwen3-0.6b", ModelMissingError, "there is no file"),
     ],
 )
 def test_what_cannot_be_added(name: str, target: str, draft: str, kind: type[SpecdecError], said: str) -> None:

@@ -17,6 +17,7 @@ from specdec_cli.cli.pull import pull
 from specdec_cli.cli.run import run
 from specdec_cli.cli.tune import tune
 from specdec_cli.errors import ExitCode, SpecdecError
+from specdec_cli.render.terminal import neutralize
 
 _EPILOG = (
     "Exit codes: 0 done, 1 failure, 2 usage, 3 model missing, 4 models do not fit together, "
@@ -158,6 +159,8 @@ def _report(message: str, hint: str, code: int, error: BaseException | None = No
         import traceback
 
         traceback.print_exception(error)
+    # Names from files may hold what a terminal would obey.
+    message, hint = neutralize(message), neutralize(hint)
     text = f"Error: {message}\n" if code != ExitCode.INTERRUPTED else "Interrupted\n"
     if hint:
         text += f"\nHint: {hint}\n"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
+from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -77,7 +79,7 @@ def models(context: typer.Context, installed: InstalledOption = False, as_json: 
     rows = [pair_row(pair, registry.default) for pair in pairs]
     print_table(("pair", "size", "installed", "fits", "recommended"), rows, sys.stdout, right=(1,))
     if sys.stderr.isatty():
-        typer.echo(f"* the default; `specdec models show NAME` says more, your own are in {own_file()}", err=True)
+        typer.echo("* the default; `specdec models show NAME` says more", err=True)
 
 
 @app.command()
@@ -117,7 +119,8 @@ def path(name: NameArgument, as_json: JsonOption = False) -> None:
     if as_json:
         _print_json({"name": name, **paths})
     else:
-        typer.echo("\n".join(paths.values()))
+        for file in paths.values():
+            _say_path(file)
 
 
 @app.command()
@@ -134,7 +137,7 @@ def add(
         return
     if added.replaced:
         typer.echo(f"{name}: replaces the pair that specdec ships", err=True)
-    typer.echo(str(added.path))
+    _say_path(str(added.path))
 
 
 @app.command()
@@ -234,21 +237,27 @@ def _print_json(document: dict[str, Any]) -> None:
 
 
 def _pair_document(pair: Pair) -> dict[str, Any]:
-    from specdec_cli.estimates import cost_ratio, machine_memory, memory_needed
+    from specdec_cli.estimates import cost_ratio, machine_memory, memory_needed, objection
+    from specdec_cli.local_files import sized
     from specdec_cli.sources import locate
 
-    memory = None if pair.size is None else memory_needed(pair.size)
+    paths = locate(pair.target), locate(pair.draft)
+    target, draft = sized(pair.target, paths[0]), sized(pair.draft, paths[1])
+    size = replace(pair, target=target, draft=draft).size
+    memory = None if size is None else memory_needed(size)
+    ratio = cost_ratio(target, draft)
+    reason = pair.reason or objection(ratio)
     return {
         "name": pair.name,
         "target": pair.target.name,
         "draft": pair.draft.name,
-        "size_bytes": pair.size,
-        "installed": {"target": locate(pair.target) is not None, "draft": locate(pair.draft) is not None},
+        "size_bytes": size,
+        "installed": {"target": paths[0] is not None, "draft": paths[1] is not None},
         "memory_bytes": memory,
         "fits": None if memory is None else memory <= machine_memory(),
-        "cost_ratio": cost_ratio(pair.target, pair.draft),
-        "recommended": pair.recommended,
-        "reason": pair.reason,
+        "cost_ratio": ratio,
+        "recommended": not reason,
+        "reason": reason,
         "verified": pair.verified,
         "note": pair.note,
         "draft_tokens": pair.draft_tokens,
@@ -257,13 +266,14 @@ def _pair_document(pair: Pair) -> dict[str, Any]:
 
 
 def _model_document(registry: Registry, spec: ModelSpec) -> dict[str, Any]:
+    from specdec_cli.local_files import sized
     from specdec_cli.sources import locate
 
     found = locate(spec)
     return {
         "name": spec.name,
         "files": [{"file": part.file, "size_bytes": part.size, "sha256": part.sha256} for part in spec.parts],
-        "size_bytes": spec.total_size,
+        "size_bytes": sized(spec, found).total_size,
         "params": spec.params,
         "active_params": spec.active_params,
         "quant": spec.quant,
@@ -366,9 +376,9 @@ def _ask(removal: Removal) -> None:
         raise UsageError(f"removing `{removal.name}` needs a confirmation", "add `--yes`")
     for file in removal.files:
         typer.echo(f"  {_plain(str(file))}", err=True)
-    what = f"{len(removal.files)} files, {format_size(removal.num_bytes)}" if removal.files else "no files"
-    entry = f", and the entry in {own_file()}" if removal.has_entry else ""
-    if not typer.confirm(f"Remove {what}{entry}?", err=True):
+    what = [f"these files, {format_size(removal.num_bytes)}"] if removal.files else []
+    what += [f"the entry in {own_file()}"] if removal.has_entry else []
+    if not typer.confirm(f"Remove {' and '.join(what)}?", err=True):
         typer.echo("nothing was removed", err=True)
         raise typer.Exit(ExitCode.FAILURE)
 
@@ -378,8 +388,14 @@ def _done(removal: Removal) -> str:
 
     if removal.is_empty:
         return f"{removal.name}: nothing to remove"
-    entry = f", and the entry in {own_file()}" if removal.has_entry else ""
-    return f"{removal.name}: freed {format_size(removal.num_bytes)}{entry}"
+    done = [f"freed {format_size(removal.num_bytes)}"] if removal.files else []
+    done += [f"taken out of {own_file()}"] if removal.has_entry else []
+    return f"{removal.name}: {', '.join(done)}"
+
+
+def _say_path(path: str) -> None:
+    """A path on stdout: byte for byte for a program, harmless on a terminal."""
+    typer.echo(_plain(path) if sys.stdout.isatty() else os.fsencode(path))
 
 
 def _plain(text: str) -> str:

@@ -22,7 +22,7 @@ def print_table(columns: Row, rows: Iterable[Row], stream: TextIO, *, right: Seq
         stream: where it goes.
         right: numbers of the columns that are flush right.
     """
-    cells = [[_line(cell) for cell in row] for row in rows]
+    cells = [[_line(cell, stream) for cell in row] for row in rows]
     if stream.isatty() and os.environ.get("TERM") != "dumb":
         _print_styled([*columns], cells, stream, right)
         return
@@ -55,12 +55,13 @@ def print_fields(fields: Mapping[str, str], stream: TextIO) -> None:
     shown = {name: value for name, value in fields.items() if value}
     width = max(map(len, shown), default=0)
     for name, value in shown.items():
-        stream.write(f"{name.ljust(width)}  {_line(value)}\n")
+        stream.write(f"{name.ljust(width)}  {_line(value, stream)}\n")
 
 
-def _line(text: str) -> str:
-    """A text that stays in its line and does nothing to the terminal."""
-    return neutralize(" ".join(text.split()))
+def _line(text: str, stream: TextIO) -> str:
+    """A text that stays in its line, does nothing to a terminal, and that the stream can take."""
+    encoding = stream.encoding or "utf-8"
+    return neutralize(" ".join(text.split())).encode(encoding, "replace").decode(encoding)
 
 
 def pair_row(document: Mapping[str, Any], default: str) -> Row:
@@ -94,7 +95,7 @@ def ratio_text(ratio: float | None) -> str:
 
 def pair_fields(document: Mapping[str, Any]) -> dict[str, str]:
     """A pair as names and values, from its JSON object."""
-    memory = document["memory_bytes"]
+    memory, ratio = document["memory_bytes"], document["cost_ratio"]
     fit = {True: "fits this machine", False: "more than this machine has", None: ""}[document["fits"]]
     return {
         "pair": document["name"],
@@ -103,7 +104,7 @@ def pair_fields(document: Mapping[str, Any]) -> dict[str, str]:
         "verified": "" if document["verified"] else "no: a file was seen by name only",
         "size": size_text(document["size_bytes"]),
         "memory": "" if memory is None else f"about {format_size(memory)}, {fit}",
-        "draft step": f"{ratio_text(document['cost_ratio'])} target steps, by the bytes read",
+        "draft step": "" if ratio is None else f"{ratio_text(ratio)} target steps, by the bytes read",
         "draft tokens": "" if document["draft_tokens"] is None else str(document["draft_tokens"]),
         "from": document["origin"],
     }
