@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
-from specdec_cli.errors import UsageError
-from specdec_cli.registry import ModelSpec, load_registry
-from specdec_cli.sources import Progress, describe, fetch, spec_of
+from specdec_cli.errors import ModelMissingError, UsageError
+from specdec_cli.registry import ModelSpec, Pair, Registry, load_registry
+from specdec_cli.sources import Progress, describe, fetch, locate, spec_of
 from specdec_cli.split import check_path
 
 _SOURCE = re.compile(r"(?:hf|url|pypi):|https?://", re.IGNORECASE)
@@ -101,3 +103,36 @@ def fetch_files(choice: ModelChoice, *, offline: bool, progress: Progress) -> tu
         if isinstance(model, Path):
             path_of(model)
     return path_of(choice.target), None if choice.draft is None else path_of(choice.draft)
+
+
+def file_of(registry: Registry, text: str, part: Literal["target", "draft"]) -> Path:
+    """The file that a path, a model's or a pair's name means; nothing is downloaded.
+
+    Args:
+        registry: what is known by name.
+        text: what the user wrote.
+        part: which one of a pair.
+
+    Raises:
+        ModelMissingError: nothing is known by that name, or it is not on this machine.
+    """
+    if text not in registry.pairs and (text.lower().endswith(".gguf") or os.sep in text):
+        return Path(text)
+    found = registry.find(text)
+    if isinstance(found, ModelSpec):
+        return present_file(registry, found)
+    return present_file(registry, found.target if part == "target" else found.draft, found)
+
+
+def present_file(registry: Registry, spec: ModelSpec, pair: Pair | None = None) -> Path:
+    """Where a model is.
+
+    Raises:
+        ModelMissingError: it is not on this machine; the hint names the pair, or one that it belongs to.
+    """
+    path = locate(spec)
+    if path is None:
+        pairs = [pair] if pair is not None else registry.pairs_with(spec.name)
+        hint = f"run `specdec pull {pairs[0].name}`" if pairs else "name it in a pair: `specdec models add`"
+        raise ModelMissingError(f"`{spec.name}` is not on this machine", hint)
+    return path

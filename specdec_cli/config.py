@@ -11,7 +11,7 @@ from typing import Any, Literal, get_args
 
 from specdec_cli import paths
 from specdec_cli.errors import SpecdecError, UsageError
-from specdec_cli.files import replace_text
+from specdec_cli.files import read_own_text, replace_text
 from specdec_cli.types import MAX_DRAFT_TOKENS, DrafterName, Drafting
 
 if sys.version_info >= (3, 11):
@@ -53,7 +53,7 @@ def load_pair_settings(pair: str | None) -> PairSettings:
     path = config_file()
     if pair is None:
         return PairSettings()
-    data = _parsed(path, _text(path))
+    data = _parsed(path, read_own_text(path))
     table = data.get("pairs", {}).get(pair, {})
     return _pair_settings(table, f'{path}: [pairs."{pair}"]')
 
@@ -77,7 +77,7 @@ def save_pair_settings(pair: str, drafting: Drafting) -> Path:
 
     # A link into a folder of dotfiles stays one.
     path = config_file().resolve()
-    text = _text(path)
+    text = read_own_text(path)
     _parsed(path, text)
     document = tomlkit.parse(text)
     pairs = document.setdefault("pairs", tomlkit.table(is_super_table=True))
@@ -103,16 +103,6 @@ def _entries(drafting: Drafting) -> dict[str, Any]:
     num = drafting.num_draft_tokens
     confidence = None if num is None else drafting.min_confidence
     return {"drafter": drafting.drafter, "draft_tokens": "auto" if num is None else num, "draft_confidence": confidence}
-
-
-def _text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        return ""
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
-        raise UsageError(f"cannot read `{path}`: {reason}", "check the file, or set SPECDEC_HOME") from None
 
 
 def _parsed(path: Path, text: str) -> dict[str, Any]:

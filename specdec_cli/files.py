@@ -1,4 +1,4 @@
-"""Small JSON files that several processes may read and write, never half-written; and remembered digests."""
+"""Small files that several processes may read and write, never half-written; and remembered digests."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from specdec_cli.errors import UsageError
 from specdec_cli.paths import state_dir
 
 _BLOCK = 1 << 22
@@ -23,6 +24,28 @@ def read_object(path: Path) -> dict[str, Any]:
     except (OSError, ValueError, RecursionError):
         return {}
     return content if isinstance(content, dict) else {}
+
+
+def expanded(path: str) -> Path:
+    """A path with `~` filled in; as it is where there is no such home."""
+    with contextlib.suppress(RuntimeError):
+        return Path(path).expanduser()
+    return Path(path)
+
+
+def read_own_text(path: Path) -> str:
+    """The text of a file that the user may have written; empty when there is none.
+
+    Raises:
+        UsageError: it cannot be read, or is no text.
+    """
+    try:
+        return path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        return ""
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8 text"
+        raise UsageError(f"cannot read `{path}`: {reason}", "check the file, or set SPECDEC_HOME") from None
 
 
 def replace_text(path: Path, text: str) -> bool:

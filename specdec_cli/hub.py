@@ -223,7 +223,7 @@ def _spec(repo: HubRepo, model: Candidate, name: str) -> ModelSpec:
     first = shards[0]
     if len(shards) == 1:
         return ModelSpec(name, first.file, (source,), first.size, first.sha256)
-    return ModelSpec(name, first.file, (source,), model.size, None, shards=shards)
+    return ModelSpec(name, first.file, (source,), first.size, first.sha256, shards=shards)
 
 
 # --- the cache ---
@@ -245,6 +245,18 @@ def snapshot(source: HubSource) -> Path:
     with suppress(OSError):
         commit = (folder / "refs" / source.revision).read_text().strip()
     return folder / "snapshots" / commit / source.file
+
+
+def cached_files(source: HubSource, file: Shard) -> Iterator[Path]:
+    """The name of a file in the hub's cache, its content unless that has another name there, and what it began as."""
+    name, folder = snapshot(source), repo_folder(source.repo)
+    yield name
+    others = (path for path in (folder / "snapshots").rglob("*") if path.is_symlink() and path != name)
+    content = name.resolve()
+    if content.parent == (folder / "blobs").resolve() and all(path.resolve() != content for path in others):
+        yield content
+    if file.sha256:
+        yield _part(folder / "blobs" / file.sha256)
 
 
 def shard_source(source: HubSource, file: str) -> HubSource:

@@ -15,7 +15,7 @@ import llama_cpp
 import numpy as np
 import psutil
 
-from specdec_cli import interrupt
+from specdec_cli import compatibility, interrupt
 from specdec_cli.context import CachedContext
 from specdec_cli.errors import BackendError, IncompatibleModelsError, ModelLoadError
 from specdec_cli.types import CHUNK, MAX_DRAFT_TOKENS, ContextOptions, Draft, Logits
@@ -54,8 +54,14 @@ _REPACKED: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
 )
 """Instruction sets -> tensor types; llama.cpp's own choices in ggml-cpu."""
 
+_TOKENIZERS = {
+    llama_cpp.LLAMA_VOCAB_TYPE_SPM: "SentencePiece",
+    llama_cpp.LLAMA_VOCAB_TYPE_BPE: "BPE",
+    llama_cpp.LLAMA_VOCAB_TYPE_WPM: "WordPiece",
+    llama_cpp.LLAMA_VOCAB_TYPE_UGM: "Unigram",
+    llama_cpp.LLAMA_VOCAB_TYPE_RWKV: "RWKV",
+}
 _LOG_DEBUG, _LOG_ERROR, _LOG_CONT = 1, 4, 5
-_NEGLIGIBLE_ATTRS = llama_cpp.LLAMA_TOKEN_ATTR_UNUSED | llama_cpp.LLAMA_TOKEN_ATTR_UNDEFINED
 
 _log_lines: deque[str] = deque(maxlen=200)
 _log_level = _LOG_DEBUG
@@ -244,6 +250,10 @@ class Model:
         is_eog, vocab = llama_cpp.llama_vocab_is_eog, self.vocab
         return frozenset(token for token in range(self.num_vocab) if is_eog(vocab, token))
 
+    def is_stop(self, token: int) -> bool:
+        """Whether a token ends an answer."""
+        return bool(llama_cpp.llama_vocab_is_eog(self.vocab, token))
+
     @cached_property
     def bos(self) -> int | None:
         """Beginning-of-sequence token, if the model has one."""
@@ -262,6 +272,11 @@ class Model:
         return bool(llama_cpp.llama_vocab_get_add_bos(self.vocab))
 
     @cached_property
+    def adds_eos(self) -> bool:
+        """Whether the tokenizer puts EOS behind a text."""
+        return bool(llama_cpp.llama_vocab_get_add_eos(self.vocab))
+
+    @cached_property
     def chat_template(self) -> str | None:
         """The Jinja source stored in the file."""
         template = llama_cpp.llama_model_chat_template(self.handle, None)
@@ -272,6 +287,11 @@ class Model:
         """llama.cpp's vocabulary type: BPE, SentencePiece, ..."""
         return int(llama_cpp.llama_vocab_type(self.vocab))
 
+    @property
+    def tokenizer_name(self) -> str:
+        """The same in words."""
+        return _TOKENIZERS.get(self.tokenizer_kind, "unknown")
+
     @cached_property
     def description(self) -> str:
         """Architecture, size and quantization in words."""
@@ -279,8 +299,13 @@ class Model:
         llama_cpp.llama_model_desc(self.handle, buffer, len(buffer))
         return buffer.value.decode("utf-8", "replace")
 
+    def token_entries(self) -> list[bytes]:
+        """The vocabulary's entry for every token, not decoded: what two vocabularies are compared by."""
+        get_text, vocab = llama_cpp.llama_vocab_get_text, self.vocab
+        return [get_text(vocab, token) or b"" for token in range(self.num_vocab)]
+
     def token_text(self, token: int) -> str:
-        """The vocabulary's entry for a token, not decoded: what two vocabularies are compared by."""
+        """One of these entries as text."""
         text = llama_cpp.llama_vocab_get_text(self.vocab, token)
         return text.decode("utf-8", "replace") if text else ""
 
@@ -366,39 +391,14 @@ def quantize(source: Path, destination: Path, ftype: str, *, pure: bool, threads
 def check_vocabularies(target: Model, draft: Model) -> int:
     """Number of leading token ids that both models have in common.
 
-    Sizes may differ, because embedding matrices are padded; ids that either file calls unused are not compared.
-
     Raises:
-        IncompatibleModelsError: naming the first differing token.
+        IncompatibleModelsError: they do not fit (`specdec_cli.compatibility`); it names the first differing token.
     """
-    shared = min(target.num_vocab, draft.num_vocab)
-    hint = "use a draft model of the same family, or `--no-draft`; `specdec pull` fetches a pair that fits"
-    if target.tokenizer_kind != draft.tokenizer_kind:
-        raise IncompatibleModelsError(
-            f"target and draft have different kinds of tokenizer ({_first_difference(target, draft, shared)})", hint
-        )
-    difference = _first_difference(target, draft, shared)
-    if difference:
-        raise IncompatibleModelsError(f"target and draft have different vocabularies: {difference}", hint)
-    if (target.adds_bos, target.bos) != (draft.adds_bos, draft.bos) and target.adds_bos and draft.adds_bos:
-        raise IncompatibleModelsError(
-            f"target and draft start a text differently: BOS {target.bos} and {draft.bos}", hint
-        )
-    return shared
-
-
-def _first_difference(target: Model, draft: Model, shared: int) -> str:
-    text, attr = llama_cpp.llama_vocab_get_text, llama_cpp.llama_vocab_get_attr
-    first, second = target.vocab, draft.vocab
-    for token in range(shared):
-        if text(first, token) == text(second, token):
-            continue
-        if (attr(first, token) | attr(second, token)) & _NEGLIGIBLE_ATTRS:
-            continue
-        return (
-            f"token {token} is {target.token_text(token)!r} in the target and {draft.token_text(token)!r} in the draft"
-        )
-    return ""
+    found = compatibility.compare(target, draft)
+    if not found.fits:
+        hint = "use a draft model of the same family, or `--no-draft`; `specdec pull` fetches a pair that fits"
+        raise IncompatibleModelsError(found.reason, hint)
+    return found.num_shared
 
 
 class LlamaContext(CachedContext):

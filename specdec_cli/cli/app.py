@@ -10,12 +10,14 @@ import typer
 
 from specdec_cli.cli.bench import bench
 from specdec_cli.cli.check import check
+from specdec_cli.cli.models import app as models_app
 from specdec_cli.cli.ngram import app as ngram_app
 from specdec_cli.cli.options import AliasCommand
 from specdec_cli.cli.pull import pull
 from specdec_cli.cli.run import run
 from specdec_cli.cli.tune import tune
 from specdec_cli.errors import ExitCode, SpecdecError
+from specdec_cli.render.terminal import neutralize
 
 _EPILOG = (
     "Exit codes: 0 done, 1 failure, 2 usage, 3 model missing, 4 models do not fit together, "
@@ -59,6 +61,7 @@ app.command(cls=AliasCommand, epilog=RUN_EXAMPLES)(run)
 app.command()(pull)
 app.command()(tune)
 app.command(cls=AliasCommand)(check)
+app.add_typer(models_app)
 app.add_typer(ngram_app)
 app.command(cls=AliasCommand, epilog=BENCH_EXAMPLES)(bench)
 
@@ -155,6 +158,8 @@ def _report(message: str, hint: str, code: int, error: BaseException | None = No
     # Libraries put addresses, with what is secret in them, into their messages.
     from specdec_cli.download import scrub
 
+    # Names from files may hold what a terminal would obey.
+    message, hint = neutralize(message), neutralize(hint)
     text = f"Error: {message}\n" if code != ExitCode.INTERRUPTED else "Interrupted\n"
     if hint:
         text += f"\nHint: {hint}\n"

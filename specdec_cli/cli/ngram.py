@@ -38,7 +38,7 @@ PairOption = Annotated[
     str | None,
     typer.Option(
         "--pair", "-m", metavar="NAME", envvar="SPECDEC_PAIR", help="pair whose target the text is for",
-        show_default="the default pair",
+        show_default="the default pair", autocompletion=opt.complete_pair,
     ),
 ]  # fmt: skip
 

@@ -38,8 +38,27 @@ _sampling = functools.partial(_option, panel="Sampling")
 _structure = functools.partial(_option, panel="Structure")
 _output = functools.partial(_option, panel="Output")
 
+
+def complete_pair(incomplete: str) -> list[str]:
+    """Names of pairs for the shell, from the TOML files alone."""
+    from specdec_cli.registry import known_names
+
+    return [name for name in known_names("pairs") if name.startswith(incomplete)]
+
+
+def complete_name(incomplete: str) -> list[str]:
+    """Names of pairs and models for the shell."""
+    from specdec_cli.registry import known_names
+
+    models = [name for name in known_names("models") if name.startswith(incomplete)]
+    return list(dict.fromkeys([*complete_pair(incomplete), *models]))
+
+
 PairArgument = Annotated[
-    str | None, typer.Argument(metavar="[PAIR]", help="pair from `models.toml`", show_default="the default pair")
+    str | None,
+    typer.Argument(
+        metavar="[PAIR]", help="pair from `models.toml`", show_default="the default pair", autocompletion=complete_pair
+    ),
 ]
 PromptArgument = Annotated[
     str | None, typer.Argument(help="the question; `-` reads standard input only", show_default=False)
@@ -70,8 +89,12 @@ class ModelFlags:
     """Which models, and how they are loaded."""
 
     pair: Annotated[
-        str | None, _model("--pair", "-m", metavar="NAME", help="pair from `models.toml`, or a target as in `--target`")
-    ] = None
+        str | None,
+        _model(
+            "--pair", "-m", metavar="NAME", help="pair from `models.toml`, or a target as in `--target`",
+            autocompletion=complete_pair,
+        ),
+    ] = None  # fmt: skip
     target: TargetOption = None
     draft: DraftOption = None
     offline: OfflineOption = False

@@ -1,0 +1,114 @@
+"""Freeing the space of a pair: its files that no other pair uses, and its entry where that is the user's own."""
+
+from __future__ import annotations
+
+import shutil
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from specdec_cli.errors import SpecdecError, UsageError
+from specdec_cli.own_registry import own_layer, remove_pair
+from specdec_cli.registry import ModelSpec, Pair, PathSource, Registry, parse_source
+from specdec_cli.sources import cached_files, locate
+
+_BOOKKEEPING = {"refs", ".no_exist"}
+
+
+@dataclass(frozen=True, slots=True)
+class Removal:
+    """What removing a pair or a model means.
+
+    Attributes:
+        name: what was named.
+        files: what is deleted, links of the hub's cache included.
+        num_bytes: how much that frees.
+        kept: file that stays -> why.
+        has_entry: whether an entry of the user's own file goes too.
+        tuned: target and draft whose tuned copy goes too; None without one.
+    """
+
+    name: str
+    files: tuple[Path, ...]
+    num_bytes: int
+    kept: dict[str, str]
+    has_entry: bool
+    tuned: tuple[Path, Path] | None
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether there is nothing to do."""
+        return not self.files and not self.has_entry
+
+
+def plan_removal(registry: Registry, name: str) -> Removal:
+    """What can be freed; changes nothing.
+
+    Raises:
+        ModelMissingError: no pair or model has this name.
+        UsageError: a model that a pair on this machine uses.
+    """
+    found = registry.find(name)
+    models = (found.target, found.draft) if isinstance(found, Pair) else (found,)
+    files: list[Path] = []
+    kept: dict[str, str] = {}
+    for model in models:
+        users = [pair.name for pair in registry.pairs_with(model.name) if pair.name != name and _is_here(pair)]
+        if users and not isinstance(found, Pair):
+            raise UsageError(f"`{name}` is used by {', '.join(users)}", f"`specdec models remove {users[0]}`")
+        if users:
+            kept[model.file] = f"used by {', '.join(users)}"
+        else:
+            files += cached_files(model)
+            kept |= _own_files(model)
+    tuned = _tuned(found) if isinstance(found, Pair) and files else None
+    unique = tuple(dict.fromkeys(files))
+    size = sum(path.lstat().st_size for path in unique if not path.is_symlink())
+    return Removal(name, unique, size, kept, isinstance(found, Pair) and name in own_layer().pairs, tuned)
+
+
+def remove(removal: Removal) -> None:
+    """Do it.
+
+    Raises:
+        SpecdecError: a file cannot be deleted, or the user's own file not be written.
+    """
+    # First what may be refused: afterwards the files would be gone.
+    if removal.has_entry:
+        remove_pair(removal.name)
+    if removal.tuned is not None:
+        from specdec_cli.tuned import forget
+
+        forget(*removal.tuned)
+    for path in removal.files:
+        try:
+            path.unlink(missing_ok=True)
+        except OSError as error:
+            raise SpecdecError(f"cannot delete `{path}`: {error.strerror}", "check the rights of its folder") from None
+    for folder in {path.parent for path in removal.files}:
+        _prune(folder)
+
+
+def _is_here(pair: Pair) -> bool:
+    return locate(pair.target) is not None and locate(pair.draft) is not None
+
+
+def _own_files(model: ModelSpec) -> dict[str, str]:
+    sources = [parse_source(source) for source in model.sources]
+    return {str(source.path): "your own file" for source in sources if isinstance(source, PathSource)}
+
+
+def _tuned(pair: Pair) -> tuple[Path, Path] | None:
+    target, draft = locate(pair.target), locate(pair.draft)
+    return (target, draft) if target is not None and draft is not None else None
+
+
+def _prune(folder: Path) -> None:
+    """Delete directories that became empty, and a repository of the hub's cache without any file."""
+    with suppress(OSError):
+        while True:
+            if folder.name.startswith("models--") and {entry.name for entry in folder.iterdir()} <= _BOOKKEEPING:
+                shutil.rmtree(folder)
+                return
+            folder.rmdir()
+            folder = folder.parent
