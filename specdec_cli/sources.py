@@ -88,7 +88,7 @@ def _present_file(source: Source) -> Path | None:
 
 def cached_files(spec: ModelSpec) -> list[Path]:
     """Every file that holds this model or a part of its download; never a file of the user's own."""
-    stored = [_stored_path(spec).with_name(part.file) for part in spec.parts]
+    stored = [_stored_path(spec).with_name(part.file) for part in spec.files]
     found = [path for own in stored for path in (own, own.with_name(f"{own.name}.part"))]
     found += [path for own in stored for path in own.with_name(f"{own.name}.parts").rglob("*")]
     for source in map(parse_source, spec.sources):
@@ -353,8 +353,8 @@ def _hub_snapshot(source: HubSource) -> Path:
 def _hub_files(spec: ModelSpec, source: HubSource) -> Iterator[Path]:
     """The names of a model in the hub's cache, and the contents that nothing else there is a name of."""
     folder, first = _hub_folder(source), _hub_snapshot(source)
-    names = [first] if not spec.shards else [first.with_name(part.file) for part in spec.parts]
-    for name, part in zip(names, spec.parts, strict=True):
+    names = [first] if not spec.shards else [first.with_name(part.file) for part in spec.files]
+    for name, part in zip(names, spec.files, strict=True):
         yield name
         others = (path for path in (folder / "snapshots").rglob("*") if path.is_symlink() and path != name)
         content = name.resolve()
