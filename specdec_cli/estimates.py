@@ -34,7 +34,7 @@ def cost_ratio(target: ModelSpec, draft: ModelSpec) -> float | None:
 
     By the bytes that a token reads, or by the weights that it reads where a size is not known.
     """
-    sizes = [spec.total_size for spec in (target, draft)]
+    sizes = [spec.size for spec in (target, draft)]
     if None in sizes:
         params = [num_params(spec.active_params or spec.params) for spec in (target, draft)]
         return params[1] / params[0] if params[0] and params[1] else None

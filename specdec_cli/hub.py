@@ -223,7 +223,7 @@ def _spec(repo: HubRepo, model: Candidate, name: str) -> ModelSpec:
     first = shards[0]
     if len(shards) == 1:
         return ModelSpec(name, first.file, (source,), first.size, first.sha256)
-    return ModelSpec(name, first.file, (source,), first.size, first.sha256, shards=shards)
+    return ModelSpec(name, first.file, (source,), model.size, None, shards=shards)
 
 
 # --- the cache ---

@@ -68,10 +68,10 @@ def size_of(path: Path) -> int:
 
 def sized(spec: ModelSpec, path: Path | None) -> ModelSpec:
     """The model with the size that its file has here, where the registry knows none."""
-    if path is None or spec.total_size is not None:
+    if path is None or spec.size is not None:
         return spec
     with suppress(OSError):
-        return replace(spec, size=size_of(path), shards=())
+        return replace(spec, size=size_of(path))
     return spec
 
 

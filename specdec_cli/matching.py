@@ -104,7 +104,7 @@ def find_drafts(registry: Registry, target: Path, on_step: OnStep) -> list[Candi
             found.append(_judge_file(measured, file))
         for spec in {pair.draft.name: pair.draft for pair in registry.pairs.values()}.values():
             # Larger ones are no drafts, and what is here was compared, whatever it is called.
-            is_smaller = spec.total_size is None or spec.total_size < measured.size
+            is_smaller = spec.size is None or spec.size < measured.size
             if is_smaller and not any(_is_file_of(spec, file.path, here) for file in files):
                 found.append(_judge_known(registry, measured, names, spec))
     return sorted(found, key=_order)
@@ -131,7 +131,7 @@ def _is_file_of(spec: ModelSpec, path: Path, here: Mapping[Path, ModelSpec]) -> 
     if any(known == spec and _is_same(place, path) for place, known in here.items()):
         return True
     try:
-        return path.name == spec.file and spec.total_size == size_of(path)
+        return path.name == spec.file and spec.size == size_of(path)
     except OSError:
         return False
 
@@ -170,7 +170,7 @@ def note_on(found: Compatibility, cost: float) -> str:
 def _judge_known(registry: Registry, target: Measured, names: Set[str], draft: ModelSpec) -> Candidate:
     """A model of the registry that is not here, by what the registry says of it; `names` are those of the target."""
     pairs = [pair for pair in registry.pairs_with(draft.name) if pair.draft == draft and pair.target.name in names]
-    size, num_target, num_vocab = draft.total_size, target.model.num_vocab, _num_vocab(registry, draft)
+    size, num_target, num_vocab = draft.size, target.model.num_vocab, _num_vocab(registry, draft)
     cost = None if size is None else ratio_of((target.size, target.active_share), (size, active_share(draft)))
     if pairs:
         remark = pairs[0].reason or pairs[0].note

@@ -110,13 +110,13 @@ class ModelSpec:
         name: its name in the registry.
         file: name of its file, of the first shard where it is split.
         sources: tried in order.
-        size: of that file, in bytes.
-        sha256: of that file, in hexadecimal.
+        size: of all its files, in bytes; None when one is unknown.
+        sha256: of the file, in hexadecimal; None for a split model, whose shards have their own.
         params: number of weights, as in "7.6B".
         license: its name.
+        shards: all files of a split model; empty for others.
         gated: whether the hub asks for an agreement first.
         architecture: "dense", "moe" (mixture of experts) or "hybrid" (with recurrent layers).
-        shards: all files of a split model; empty for others.
         active_params: weights that take part in one token, where these are fewer.
         quant: the format of the weights.
         num_vocab: number of token ids, padding included.
@@ -131,9 +131,9 @@ class ModelSpec:
     sha256: str | None = None
     params: str = ""
     license: str = ""
+    shards: tuple[Shard, ...] = ()
     gated: bool = False
     architecture: str = ""
-    shards: tuple[Shard, ...] = ()
     active_params: str = ""
     quant: str = ""
     num_vocab: int | None = None
@@ -142,14 +142,8 @@ class ModelSpec:
 
     @property
     def files(self) -> tuple[Shard, ...]:
-        """What is to be fetched, one file or all shards, in order."""
+        """What is to be had, one file or all shards, in order."""
         return self.shards or (Shard(self.file, self.size, self.sha256),)
-
-    @property
-    def total_size(self) -> int | None:
-        """Bytes of all its files; None when one is unknown."""
-        sizes = [part.size for part in self.files]
-        return None if None in sizes else sum(size for size in sizes if size is not None)
 
 
 @dataclass(frozen=True, slots=True)
@@ -184,7 +178,7 @@ class Pair:
     @property
     def size(self) -> int | None:
         """Bytes of both models; None when one is unknown."""
-        target, draft = self.target.total_size, self.draft.total_size
+        target, draft = self.target.size, self.draft.size
         return None if target is None or draft is None else target + draft
 
 
@@ -404,7 +398,7 @@ def _model(origin: str, name: str, table: object) -> ModelSpec:
         _check_source(source, where)
     _check_values(data, where)
     shards = _shards(data, where) if "shards" in data else ()
-    first = shards[0] if shards else _single_file(data, where)
+    first = Shard(shards[0].file, _total(shards)) if shards else _single_file(data, where)
     rest = {key: value for key, value in data.items() if key not in (*_SHARD_KEYS, "sources", "shards")}
     return ModelSpec(name, first.file, tuple(sources), first.size, first.sha256, shards=shards, **rest)
 
@@ -441,6 +435,11 @@ def _shards(data: Mapping[str, Any], where: str) -> tuple[Shard, ...]:
     if not found or found != [(stem, number, len(shards)) for number in range(1, len(shards) + 1)]:
         raise UsageError(f"{where}: `shards` must be all files NAME-00001-of-0000N.gguf of one model, in order", _HINT)
     return shards
+
+
+def _total(shards: tuple[Shard, ...]) -> int | None:
+    sizes = [shard.size for shard in shards if shard.size is not None]
+    return sum(sizes) if len(sizes) == len(shards) else None
 
 
 def _shard(data: Mapping[str, Any], where: str) -> Shard:

@@ -218,7 +218,7 @@ def _fetch_from_first(spec: ModelSpec, progress: Progress) -> Path:
     failures: list[tuple[str, DownloadError]] = []
     for number, source in enumerate(spec.sources, 1):
         label = describe(source)
-        progress.start(spec.name, spec.total_size, label)
+        progress.start(spec.name, spec.size, label)
         try:
             return _fetch_from(spec, source, progress)
         except DownloadError as error:

@@ -539,7 +539,7 @@ BAD_USAGE = [
 BAD_MODELS = [
     (("--target", "nowhere.gguf", "x"), 3, "no model file `nowhere.gguf`", "specdec pull"),
     (("--draft", "nowhere.gguf", "x"), 3, "no model file `nowhere.gguf`", "specdec pull"),
-    (("--pair", "nowhere", "x"), 3, "no pair is called `nowhere`", "known pairs"),
+    (("--pair", "nowhere", "x"), 3, "no pair is called `nowhere`", "`specdec models` lists the pairs"),
     (("--target", "text.gguf", "x"), 1, "`text.gguf` is not a GGUF file", "download"),
     (("--target", "empty.gguf", "x"), 1, "`empty.gguf` is not a GGUF file", "download"),
     (("--draft", "head.gguf", "x"), 1, "`head.gguf` is cut off", "download"),

@@ -74,7 +74,7 @@ def test_every_shipped_entry_is_complete() -> None:
 def test_small_to_large_dense_moe_and_hybrid() -> None:
     targets = [pair.target for pair in load_registry().pairs.values()]
     assert {target.architecture for target in targets} == {"dense", "moe", "hybrid"}
-    sizes = [target.total_size for target in targets if target.total_size]
+    sizes = [target.size for target in targets if target.size]
     assert min(sizes) < 1.2e9
     assert max(sizes) > 40e9
 
@@ -191,17 +191,17 @@ def test_home_variable_moves_all_directories(tmp_path: Path, monkeypatch: pytest
 
 def test_shards_are_read() -> None:
     [model] = read_layer(SHARDS, "x.toml").models.values()
-    assert (model.file, model.size, model.sha256) == ("x-00001-of-00002.gguf", 10, "ab" * 32)
+    assert (model.file, model.size, model.sha256) == ("x-00001-of-00002.gguf", 30, None)
     assert [(shard.file, shard.size) for shard in model.files] == [
         ("x-00001-of-00002.gguf", 10),
         ("x-00002-of-00002.gguf", 20),
     ]
-    assert model.total_size == 30
+    assert model.files[0].sha256 == "ab" * 32
 
 
 def test_a_shard_of_unknown_size_leaves_the_total_unknown() -> None:
     [model] = read_layer(SHARDS.replace(", size = 10", ""), "x.toml").models.values()
-    assert model.total_size is None
+    assert model.size is None
 
 
 @pytest.mark.parametrize(

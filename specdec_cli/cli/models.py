@@ -273,7 +273,7 @@ def _model_document(registry: Registry, spec: ModelSpec) -> dict[str, Any]:
     return {
         "name": spec.name,
         "files": [{"file": part.file, "size_bytes": part.size, "sha256": part.sha256} for part in spec.files],
-        "size_bytes": sized(spec, found).total_size,
+        "size_bytes": sized(spec, found).size,
         "params": spec.params,
         "active_params": spec.active_params,
         "quant": spec.quant,
