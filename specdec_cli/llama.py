@@ -199,10 +199,15 @@ class Model:
             self.close()
             raise KeyboardInterrupt
         if not self._handle:
-            raise ModelLoadError(
-                f"cannot load `{path}`: {last_error() or 'llama.cpp gave no reason'}",
-                "the file may be cut off or made for a newer llama.cpp; download it again, or update llama-cpp-python",
+            reason = last_error() or "llama.cpp gave no reason"
+            hint = (
+                "the file may be cut off or made for a newer llama.cpp; download it again, or update llama-cpp-python"
             )
+            if "unknown model architecture" in reason:
+                hint = (
+                    "this build of llama.cpp does not know such models: update llama-cpp-python, or take another model"
+                )
+            raise ModelLoadError(f"cannot load `{path}`: {reason}", hint)
         self._piece_buffer = ctypes.create_string_buffer(1024)
 
     def close(self) -> None:

@@ -403,6 +403,17 @@ def _page_cache(path: Path) -> int:
         return 0
 
 
+def free_here() -> Available:
+    """What is free on this machine and its GPUs; loads llama.cpp to ask for these.
+
+    Raises:
+        UsageError: `SPECDEC_MEMORY_LIMIT` holds no size.
+    """
+    from specdec_cli.llama import devices
+
+    return available(sum(device.free for device in devices() if device.is_gpu))
+
+
 # --- does it fit -----------------------------------------------------------------------------------------------------
 
 

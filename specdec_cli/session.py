@@ -30,10 +30,9 @@ from specdec_cli.llama import (
     Model,
     check_vocabularies,
     default_threads,
-    devices,
     supports_gpu_offload,
 )
-from specdec_cli.memory import LEAST_CTX, Fit, Headers, Placement, available, max_ctx
+from specdec_cli.memory import LEAST_CTX, Fit, Headers, Placement, free_here, max_ctx
 from specdec_cli.ngram_store import NgramStore, default_path, vocabulary_fingerprint
 from specdec_cli.repetition import Breakers, find_breakers
 from specdec_cli.sampling import Sampler, top_two
@@ -663,14 +662,13 @@ def _batch_noise(target: Context, tokens: Sequence[int], row: Logits) -> float:
 
 def _fit(target: Headers, draft: Headers | None, options: SessionOptions, tuned: Tuned | None) -> Fit:
     """A pair against the memory that is free now, before anything is loaded."""
-    gpu = sum(device.free for device in devices() if device.is_gpu)
     placement = Placement(
         options.kv_type,
         tuned.kv_type if tuned is not None and options.kv_type == "f16" else None,
         _layers_on_gpu(options.gpu_layers),
         _layers_on_gpu(options.draft_gpu_layers),
     )
-    return Fit(target, draft, placement, available(gpu))
+    return Fit(target, draft, placement, free_here())
 
 
 def _layers_on_gpu(wanted: int | None) -> int:

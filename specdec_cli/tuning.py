@@ -19,8 +19,9 @@ import psutil
 
 from specdec_cli import calibration, interrupt, selfcheck, tuned
 from specdec_cli.calibration import NUM_CTX, Text
-from specdec_cli.errors import BackendError
+from specdec_cli.errors import BackendError, OutOfMemoryError
 from specdec_cli.llama import Model, check_vocabularies, default_threads, supports_gpu_offload
+from specdec_cli.memory import ON_CPU, Fit, Headers, available, max_ctx
 from specdec_cli.prediction import predict_rate
 from specdec_cli.requantize import TEMPORARY, requantize
 from specdec_cli.trial import admit
@@ -183,11 +184,11 @@ def tune(
         ModelMissingError: a file is not there.
         ModelLoadError: a file is not a model that this llama.cpp can load, or too small a one to measure.
         IncompatibleModelsError: the vocabularies differ.
+        OutOfMemoryError: both models together do not fit into the memory.
         BackendError: llama.cpp does not work here, the disk is too full, or another process is tuning.
         OSError: a file could not be written.
     """
-    for path in (target, draft):
-        admit(path)
+    _check_memory(admit(target), admit(draft))
     began = time.perf_counter()
     with interrupt.stop_on_sigint(), tuned.locked(), _work_folder(dry_run) as folder:
         sha256 = tuned.sha256_of(draft)
@@ -222,6 +223,15 @@ def _work_folder(dry_run: bool) -> Iterator[Path]:
         return
     with tempfile.TemporaryDirectory(prefix=".dry-", dir=home) as name:
         yield Path(name)
+
+
+def _check_memory(target: Headers, draft: Headers) -> None:
+    try:
+        Fit(target, draft, ON_CPU, available()).check(min(NUM_CTX, max_ctx(target)))
+    except OutOfMemoryError as error:
+        raise OutOfMemoryError(
+            error.message, "tuning needs both models in memory; draft with the published file"
+        ) from None
 
 
 class _Tuning:
@@ -330,7 +340,7 @@ class _Tuning:
     def _measure(self, files: Sequence[tuple[str, Path]]) -> list[Measurement]:
         """Each file's steps and agreement; as many together as memory holds, because only those can take turns."""
         sizes = [path.stat().st_size for _, path in files]
-        together = sum(sizes) < _MEMORY_SHARE * psutil.virtual_memory().available
+        together = sum(sizes) < _MEMORY_SHARE * available().ram
         groups = [list(files)] if together else [[file] for file in files]
         found: list[Measurement] = []
         share = 0.30 / len(groups)

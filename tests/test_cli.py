@@ -543,7 +543,7 @@ BAD_MODELS = [
     (("--target", "text.gguf", "x"), 1, "`text.gguf` is not a GGUF file", "download"),
     (("--target", "empty.gguf", "x"), 1, "`empty.gguf` is not a GGUF file", "download"),
     (("--draft", "head.gguf", "x"), 1, "`head.gguf` is cut off", "download"),
-    (("--target", "cut.gguf", "x"), 1, "cannot load `cut.gguf`", "download"),
+    (("--target", "cut.gguf", "x"), 1, "`cut.gguf` is cut off: 200000 of 972800 bytes", "download"),
     (("--target", "future.gguf", "x"), 1, "has GGUF version 99", "update"),
     (("--target", ".", "x"), 1, "`.` is a directory", ".gguf"),
     (("--draft", "other.gguf", "x"), 4, "different kinds of tokenizer (token 0 is", "--no-draft"),

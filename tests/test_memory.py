@@ -27,6 +27,7 @@ from specdec_cli.memory import (
 )
 from specdec_cli.session import Session, SessionOptions
 from specdec_cli.testing import FakeModel
+from specdec_cli.tuning import tune
 from specdec_cli.types import Drafting, SamplingParams
 
 MIB = 1 << 20
@@ -356,6 +357,13 @@ class TestSession:
         monkeypatch.setenv(LIMIT_VARIABLE, "much")
         assert invoke(command) == 2
         assert "`much` is not a size" in capsys.readouterr().err
+
+
+def test_tuning_needs_both_in_memory(small: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(LIMIT_VARIABLE, "10MB")
+    with pytest.raises(OutOfMemoryError, match=r"needs .* 10 MB are free") as caught:
+        tune(small, small)
+    assert caught.value.hint == "tuning needs both models in memory; draft with the published file"
 
 
 def test_the_devices_of_this_build() -> None:

@@ -112,3 +112,11 @@ def test_a_file_that_cannot_be_used_is_harmless(tmp_path: Path) -> None:
     admit(path)
     with pytest.raises(ModelLoadError, match="cannot load"):
         Session.open(path)
+
+
+def test_an_unknown_architecture_is_named(tmp_path: Path) -> None:
+    values = {f"nonsense.{name}": 64 for name in ("block_count", "context_length", "embedding_length")}
+    path = tiny(tmp_path, num_layers=1, metadata={"general.architecture": "nonsense", **values})
+    with pytest.raises(ModelLoadError, match="unknown model architecture: 'nonsense'") as caught:
+        Session.open(path)
+    assert "update llama-cpp-python, or take another model" in caught.value.hint

@@ -231,7 +231,7 @@ def test_drafts_are_measured_one_by_one_where_memory_is_short(
     pair: tuple[Path, Path], favor: Callable[[str], None], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     favor("Q4_0")
-    monkeypatch.setattr(tuning.psutil, "virtual_memory", lambda: SimpleNamespace(available=1000))
+    monkeypatch.setattr(tuning, "_MEMORY_SHARE", 1e-9)
     groups: list[int] = []
     timed = calibration.time_steps
     monkeypatch.setattr(calibration, "time_steps", lambda c, *a, **k: groups.append(len(c)) or timed(c, *a, **k))
