@@ -15,6 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
@@ -41,6 +42,9 @@ class Progress(Protocol):
     def start(self, name: str, size: int | None, source: str) -> None:
         """A source is being tried for this model; `size` in bytes, None when unknown."""
 
+    def expect(self, size: int) -> None:
+        """The size in bytes came to light after the start."""
+
     def advance(self, num_bytes: int, *, kept: bool = False) -> None:
         """So many bytes more are on disk; `kept` ones were there before and say nothing about the speed."""
 
@@ -55,6 +59,9 @@ class SilentProgress:
     """Hears everything and shows nothing."""
 
     def start(self, name: str, size: int | None, source: str) -> None:
+        """Show nothing."""
+
+    def expect(self, size: int) -> None:
         """Show nothing."""
 
     def advance(self, num_bytes: int, *, kept: bool = False) -> None:
@@ -221,11 +228,12 @@ def asked_wait_s(error: BaseException) -> float:
     """Seconds that a refusing server asks to wait, 0 when it does not."""
     headers = getattr(getattr(error, "response", None), "headers", {})
     limit = re.search(r";\s*r=0\s*;\s*t=(\d+)", headers.get("ratelimit", ""))
-    try:
-        return max(0.0, float(headers.get("retry-after") or (limit[1] if limit else 0)))
-    except ValueError:
-        # A date instead of seconds: who sends that means minutes.
-        return _LONGEST_WAIT_S
+    asked = headers.get("retry-after") or (limit[1] if limit else "0")
+    with contextlib.suppress(ValueError, OverflowError):
+        if re.fullmatch(r"\d+", asked):
+            return float(asked)
+        return max(0.0, parsedate_to_datetime(asked).timestamp() - time.time())
+    return 0.0
 
 
 def is_broken_connection(error: BaseException) -> bool:

@@ -298,6 +298,8 @@ def fetch_files(files: Sequence[Shard], source: HubSource, progress: Progress) -
         found = [_metadata(one, progress) for one in sources]
         for file, metadata in zip(files, found, strict=True):
             _check_metadata(file, metadata)
+        if all(metadata.size for metadata in found):
+            progress.expect(sum(metadata.size for metadata in found))
         download.check_space(folder, sum(_missing(folder, metadata.size, metadata.etag) for metadata in found))
         return [_fetch_one(*both, progress) for both in zip(files, sources, found, strict=True)]
 

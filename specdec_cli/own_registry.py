@@ -5,26 +5,16 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import ModelMissingError, SpecdecError, UsageError
 from specdec_cli.files import expanded, read_own_text, write_whole
-from specdec_cli.registry import (
-    SPLIT_FILE,
-    HubSource,
-    Layer,
-    Registry,
-    load_registry,
-    own_file,
-    parse_source,
-    read_layer,
-    with_shipped,
-)
+from specdec_cli.registry import Layer, ModelSpec, Registry, load_registry, own_file, read_layer, with_shipped
+from specdec_cli.sources import SilentProgress, resolve, spec_of
 
 _NAME = re.compile(r"\w[\w.+-]{0,79}")
-_MAX_SHARDS = 1000
 _KINDS = ("hf:", "url:", "pypi:")
 
 
@@ -113,29 +103,23 @@ def own_layer() -> Layer:
 def _model_entry(name: str, text: str, registry: Registry) -> tuple[str, dict[str, Any]]:
     """Name and table of the model that a source means; an empty table for one that is known."""
     if text.startswith(_KINDS):
-        text = _with_slash(text)
-        source = parse_source(text)
-        file = Path(source.file).name if isinstance(source, HubSource) else f"{name}.gguf"
-        return name, {"sources": [text], **_files(file)}
+        # What the hub has may change: the file that is chosen now is the one that is meant.
+        spec = resolve(spec_of(_with_slash(text)), offline=False, progress=SilentProgress())
+        return name, {"sources": list(spec.sources), **_files(spec)}
     if text in registry.models:
         return text, {}
     path = expanded(text.removeprefix("path:")).absolute()
     if not path.is_file():
         hint = "write a path, `hf:OWNER/REPO/FILE`, or the name of a model that is known (`specdec models show PAIR`)"
         raise ModelMissingError(f"there is no file `{text}`", hint)
-    return name, {"sources": [f"path:{path}"], **_files(path.name)}
+    spec = spec_of(f"path:{path}")
+    return name, {"sources": list(spec.sources), **_files(spec)}
 
 
-def _files(name: str) -> dict[str, Any]:
-    """The file, or all shards when it is the first one of a split model."""
-    match = SPLIT_FILE.fullmatch(name)
-    if match is None:
-        return {"file": name}
-    count = int(match["count"])
-    if int(match["number"]) != 1 or count > _MAX_SHARDS:
-        raise UsageError(f"`{name}` is not the first part of a split model", "name the file -00001-of-0000N")
-    shards = (f"{match['stem']}-{number:05}-of-{match['count']}.gguf" for number in range(1, count + 1))
-    return {"shards": [{"file": shard} for shard in shards]}
+def _files(spec: ModelSpec) -> dict[str, Any]:
+    """The file, or all shards of a split model, as far as they are known."""
+    tables = [{key: value for key, value in asdict(file).items() if value is not None} for file in spec.files]
+    return {"shards": tables} if spec.shards else tables[0]
 
 
 def _with_slash(text: str) -> str:

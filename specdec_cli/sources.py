@@ -18,11 +18,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from specdec_cli import download, hub
+from specdec_cli import download, hub, paths
 from specdec_cli.download import Progress, Remote, SilentProgress, format_size, scrub
 from specdec_cli.errors import DownloadError, ModelMissingError, SpecdecError, UsageError
 from specdec_cli.files import file_digest, known_digest, remember_digest
-from specdec_cli.paths import cache_dir
 from specdec_cli.registry import HubRepo, HubSource, ModelSpec, PathSource, PypiSource, Shard, UrlSource, parse_source
 from specdec_cli.split import shard_names, shard_number
 
@@ -55,10 +54,14 @@ def spec_of(text: str) -> ModelSpec:
         raise UsageError(f"`{describe(text)}` is part {found[0]} of {found[1]} of a split model",
                          f"name the first: `{shard_names(file)[0]}`")  # fmt: skip
     shards = tuple(map(Shard, shard_names(file)))
+    if found is not None and len(shards) != found[1]:
+        raise UsageError(f"`{describe(text)}` claims to be in {found[1]} parts", "check the name")
     return ModelSpec(file, file, (text,), shards=shards if len(shards) > 1 else ())
 
 
-def _file_of(source: HubSource | UrlSource) -> str:
+def _file_of(source: HubSource | UrlSource | PathSource) -> str:
+    if isinstance(source, PathSource):
+        return source.path.name
     path = source.file if isinstance(source, HubSource) else re.sub(r"[?#].*$", "", source.url)
     # Whatever the address is, the name must be safe here and end as llama.cpp expects of shards.
     name = re.sub(r"[^\w.+-]+", "-", path.rpartition("/")[2]).lstrip(".") or "model.gguf"
@@ -115,8 +118,8 @@ def locate(spec: ModelSpec) -> Path | None:
 
     A split model is there when all its parts are; the path is that of the first.
     """
-    paths = _located(spec)
-    return paths[0] if paths else None
+    found = _located(spec)
+    return found[0] if found else None
 
 
 def verify(spec: ModelSpec) -> Path | None:
@@ -124,14 +127,14 @@ def verify(spec: ModelSpec) -> Path | None:
 
     A file of the hub's cache that is not what its own name says is removed, and so is one of specdec's own.
     """
-    paths = _located(spec)
-    for path, file in zip(paths, spec.files, strict=False):
+    found = _located(spec)
+    for path, file in zip(found, spec.files, strict=False):
         if file.sha256 and file_digest(path) != file.sha256:
             blob = path.resolve()
             if blob.name == file.sha256 or path == _stored_path(spec, file):
                 blob.unlink(missing_ok=True)
             return None
-    return paths[0] if paths else None
+    return found[0] if found else None
 
 
 def _located(spec: ModelSpec) -> list[Path]:
@@ -144,7 +147,7 @@ def _located(spec: ModelSpec) -> list[Path]:
             folders.append([hub.snapshot(one) for one in _file_sources(spec, source)])
         elif isinstance(source, PathSource):
             folders.append([source.path.with_name(file.file) if spec.shards else source.path for file in spec.files])
-    return next((paths for paths in folders if all(map(_is_whole, paths, spec.files))), [])
+    return next((found for found in folders if all(map(_is_whole, found, spec.files))), [])
 
 
 def cached_files(spec: ModelSpec) -> list[Path]:
@@ -164,7 +167,7 @@ def _file_sources(spec: ModelSpec, source: HubSource) -> list[HubSource]:
 
 
 def _stored_path(spec: ModelSpec, file: Shard) -> Path:
-    folder = cache_dir() / "models"
+    folder = paths.cache_dir() / "models"
     if spec.sources[0].startswith("url:"):
         # Two servers may have different files of the same name.
         folder /= hashlib.sha256(re.sub(r"//[^/]*@", "//", spec.sources[0]).encode()).hexdigest()[:16]
@@ -204,7 +207,7 @@ def fetch(spec: ModelSpec, *, offline: bool, progress: Progress, pair: str = "")
         return found
     if offline or _is_offline():
         raise _offline_error(spec.file, pair or spec.sources[0])
-    with _locked(cache_dir() / "models" / spec.file, progress):
+    with _locked(paths.cache_dir() / "models" / spec.file, progress):
         return locate(spec) or _fetch_from_first(spec, progress)
 
 
@@ -250,7 +253,7 @@ def _fetch_from(spec: ModelSpec, text: str, progress: Progress) -> Path:
         else:
             raise DownloadError("cannot deliver this model")
     except OSError as error:
-        raise download.explain_os_error(error, cache_dir()) from error
+        raise download.explain_os_error(error, paths.cache_dir()) from error
     for path, sha256 in found:
         if sha256:
             remember_digest(path, sha256)
@@ -279,7 +282,9 @@ def _fetch_addresses(spec: ModelSpec, source: UrlSource, progress: Progress) -> 
             tag = hashlib.sha256(str(remote.tag).encode()).hexdigest()[:16]
             wanted.append((final, remote, final.with_name(f"{final.name}.{tag}.part")))
     missing = sum(max(0, (remote.size or 0) - download.file_size(part)) for _, remote, part in wanted)
-    download.check_space(cache_dir(), missing)
+    if len(wanted) == 1 and wanted[0][1].size:
+        progress.expect(wanted[0][1].size)
+    download.check_space(paths.cache_dir(), missing)
     fetched = {final: download.fetch_remote(remote, part, final, progress) for final, remote, part in wanted}
     return [(path, fetched.get(path)) for path in (_stored_path(spec, file) for file in spec.files)]
 

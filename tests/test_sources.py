@@ -42,6 +42,9 @@ class Recorder:
         self.starts.append((name, size, source))
         self.num_bytes = 0
 
+    def expect(self, size: int) -> None:
+        self.size = size
+
     def advance(self, num_bytes: int, *, kept: bool = False) -> None:
         self.num_bytes += num_bytes
         self.on_advance()

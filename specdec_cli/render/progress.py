@@ -66,7 +66,7 @@ def _step_lines() -> Callable[[str, float], None]:
 
 
 def _headline(name: str, size: int | None, source: str) -> str:
-    return f"{name}: {format_size(size)} from {source}"
+    return f"{name}: {format_size(size)} from {source}" if size else f"{name}: from {source}"
 
 
 class LineProgress:
@@ -81,6 +81,10 @@ class LineProgress:
         self._name, self._size = name, size or 0
         self._done, self._shown, self._shown_at_s = 0, 0, time.monotonic()
         self.note(_headline(name, size, source))
+
+    def expect(self, size: int) -> None:
+        """Lines tell shares from now on."""
+        self._size = size
 
     def advance(self, num_bytes: int, *, kept: bool = False) -> None:
         """Count bytes; print a line when enough bytes and seconds have passed since the last one."""
@@ -128,6 +132,11 @@ class BarProgress:
         self._bar = Progress(*columns, console=self._console, transient=True)
         self._task, self._done = self._bar.add_task("", total=size), 0
         self._bar.start()
+
+    def expect(self, size: int) -> None:
+        """Give the bar its length."""
+        if self._bar is not None and self._task is not None:
+            self._bar.update(self._task, total=size)
 
     def advance(self, num_bytes: int, *, kept: bool = False) -> None:
         """Move the bar."""
