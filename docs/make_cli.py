@@ -12,7 +12,7 @@ from typing import Any
 import typer.main
 
 from specdec_cli.cli.app import app
-from specdec_cli.cli.options import ALIASES
+from specdec_cli.cli.command import ALIASES
 
 PAGE = Path(__file__).with_name("cli.md")
 

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
-from typer.core import TyperCommand
 
 from specdec_cli.errors import UsageError
 
@@ -430,56 +429,3 @@ def _group_parameters(group: Any) -> list[inspect.Parameter]:
         )
         for field in fields(group)
     ]
-
-
-# Spellings of llama.cpp's own tools that people type from habit; accepted, not shown.
-ALIASES = {
-    "--model-draft": "--draft",
-    "-md": "--draft",
-    "--model": "--pair",
-    "--temp": "--temperature",
-    "--n-predict": "--max-tokens",
-    "--predict": "--max-tokens",
-    "-c": "--ctx",
-    "--ctx-size": "--ctx",
-    "-ngl": "--gpu-layers",
-    "--n-gpu-layers": "--gpu-layers",
-    "-ngld": "--draft-gpu-layers",
-    "--gpu-layers-draft": "--draft-gpu-layers",
-    "--n-gpu-layers-draft": "--draft-gpu-layers",
-    "-sys": "--system",
-    "--system-prompt": "--system",
-    "--draft-max": "--draft-tokens",
-    "--spec-draft-n-max": "--draft-tokens",
-    "--draft-p-min": "--draft-confidence",
-    "--spec-draft-p-min": "--draft-confidence",
-    "--typical": "--typical-p",
-    "--top-nsigma": "--top-n-sigma",
-    "--dynatemp-exp": "--dynatemp-exponent",
-    "--mirostat-lr": "--mirostat-eta",
-    "--mirostat-ent": "--mirostat-tau",
-    "--dry-penalty-last-n": "--dry-last-n",
-    "--dry-sequence-breaker": "--dry-breaker",
-    "-r": "--stop",
-    "--reverse-prompt": "--stop",
-    "--grammar-file": "--grammar",
-    "-j": "--json-schema",
-    "-jf": "--json-schema",
-    "--json-schema-file": "--json-schema",
-    "-l": "--logit-bias",
-    "-ctk": "--kv-type",
-    "--cache-type-k": "--kv-type",
-}
-
-
-class AliasCommand(TyperCommand):
-    """A command that also takes the spellings of `ALIASES`, without showing them in its help."""
-
-    def make_parser(self, ctx: Any) -> Any:
-        """The parser with further names for the options that it has."""
-        parser = super().make_parser(ctx)
-        for alias, name in ALIASES.items():
-            if name in parser._long_opt:
-                short = len(alias) == 2
-                (parser._short_opt if short else parser._long_opt)[alias] = parser._long_opt[name]
-        return parser
