@@ -59,6 +59,7 @@ COMMANDS = {
         "Measure the gain over plain decoding, interleaved and repeated; greedy unless a temperature is given.",
         BENCH_EXAMPLES,
     ),
+    "config": Entry("config", "Your own defaults for options, and where each value comes from."),
 }
 
 

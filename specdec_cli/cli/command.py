@@ -15,6 +15,8 @@ from typing import Any
 import typer
 from typer.core import CompletionItem, TyperCommand, TyperGroup  # type: ignore[attr-defined]
 
+from specdec_cli.cli.defaults import ConfigDefaults, drop_outranked, name_origin
+from specdec_cli.errors import UsageError
 from specdec_cli.render.terminal import color_level
 
 # Spellings of llama.cpp's own tools that people type from habit; accepted, not shown.
@@ -82,7 +84,13 @@ def _process_value(parameter: Any, ctx: Any, value: Any) -> Any:
 
 
 class Command(TyperCommand):
-    """A command that also takes the spellings of `ALIASES`, and shows its options in their panels."""
+    """A command that also takes the spellings of `ALIASES` and defaults from the user's config; help comes in panels.
+
+    Attributes:
+        is_tolerant: whether it runs without these defaults where the config has a mistake.
+    """
+
+    is_tolerant = False
 
     def make_parser(self, ctx: Any) -> Any:
         """The parser with further names for the options that it has."""
@@ -96,6 +104,21 @@ class Command(TyperCommand):
     def get_params(self, ctx: Any) -> list[Any]:
         """Arguments and options, `--help` among them."""
         return _quick(super().get_params(ctx))
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Fill the context: from the command line, the environment, the user's config, the defaults."""
+        ctx.default_map = ConfigDefaults(ctx, tolerant=self.is_tolerant)
+        rest = super().parse_args(ctx, args)
+        drop_outranked(ctx)
+        return rest
+
+    def invoke(self, ctx: Any) -> Any:
+        """Run the command; where it refuses a value that no flag gave, say what did."""
+        try:
+            return super().invoke(ctx)
+        except UsageError as error:
+            name_origin(error, ctx)
+            raise
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """A section for each panel, in the order of the options."""

@@ -44,7 +44,9 @@ def _progress(quiet: bool) -> Progress:
 
 
 def pull(
-    pair: Annotated[str | None, typer.Argument(help="pair to download; without it the default pair")] = None,
+    pair: Annotated[
+        str | None, typer.Argument(help="pair to download; without it the default pair", envvar="SPECDEC_PAIR")
+    ] = None,
     offline: opt.OfflineOption = False,
     quiet: opt.QuietOption = False,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document instead of the paths")] = False,
