@@ -6,6 +6,7 @@ import ctypes
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -75,6 +76,66 @@ def last_error() -> str:
 def supports_gpu_offload() -> bool:
     """Whether this build can put layers on a GPU."""
     return bool(llama_cpp.llama_supports_gpu_offload())
+
+
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Something that llama.cpp can compute on.
+
+    Attributes:
+        backend: what drives it: CPU, CUDA, Metal, Vulkan, RPC, ...
+        kind: "cpu", "gpu", "igpu" (one that shares the CPU's memory), "accel" (a helper of the CPU) or "other".
+        name: as llama.cpp calls it.
+        description: the maker's name.
+        free_bytes: of its memory.
+        total_bytes: of its memory; 0 when unknown.
+    """
+
+    backend: str
+    kind: str
+    name: str
+    description: str
+    free_bytes: int
+    total_bytes: int
+
+
+_DEVICE_KINDS = ("cpu", "gpu", "igpu", "accel")
+
+
+def devices() -> list[Device]:
+    """The devices of this build, in llama.cpp's order; none where the library cannot be asked."""
+    llama_cpp.llama_backend_init()
+    try:
+        count, get = _ggml("dev_count", ctypes.c_size_t), _ggml("dev_get", ctypes.c_void_p, ctypes.c_size_t)
+        return [_device(get(index)) for index in range(count())]
+    except AttributeError:
+        return []
+
+
+def _device(handle: int) -> Device:
+    def text(function: str, argument: int) -> str:
+        found = _ggml(function, ctypes.c_char_p, ctypes.c_void_p)(argument)
+        return found.decode("utf-8", "replace") if found else ""
+
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    _ggml("dev_memory", None, *[ctypes.c_void_p] * 3)(handle, ctypes.byref(free), ctypes.byref(total))
+    kind = _ggml("dev_type", ctypes.c_int, ctypes.c_void_p)(handle)
+    registry = _ggml("dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p)(handle)
+    return Device(
+        text("reg_name", registry), _DEVICE_KINDS[kind] if kind < len(_DEVICE_KINDS) else "other",
+        text("dev_name", handle), text("dev_description", handle), free.value, total.value,
+    )  # fmt: skip
+
+
+def _ggml(name: str, result: Any, *arguments: Any) -> Any:
+    """A function that the bindings leave out; the library of llama.cpp brings it along.
+
+    Raises:
+        AttributeError: it does not.
+    """
+    function = getattr(llama_cpp.llama_cpp._lib, f"ggml_backend_{name}")
+    function.restype, function.argtypes = result, arguments
+    return function
 
 
 def versions() -> dict[str, str]:

@@ -29,7 +29,7 @@ LAYERS = (
     ),
     (
         "choice", "conversation", "prompts", "measuring", "provenance", "calibration", "tuned", "tuning", "session",
-        "check", "bench",
+        "check", "bench", "doctor",
     ),
     ("render",),
     ("cli", "__main__"),

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specdec_cli.cli.command import Entry, LazyGroup
+from specdec_cli.cli.command import Entry, LazyGroup, TolerantCommand
 from specdec_cli.errors import ExitCode, SpecdecError
 
 _EPILOG = (
@@ -58,6 +58,11 @@ COMMANDS = {
         "bench",
         "Measure the gain over plain decoding, interleaved and repeated; greedy unless a temperature is given.",
         BENCH_EXAMPLES,
+    ),
+    "doctor": Entry(
+        "doctor",
+        "Look at library, devices, files and network, measure the pair, and say what speed-up to expect here.",
+        kind=TolerantCommand,
     ),
     "config": Entry("config", "Your own defaults for options, and where each value comes from."),
 }

@@ -134,6 +134,12 @@ class Command(TyperCommand):
                 formatter.write_dl(sections[name])
 
 
+class TolerantCommand(Command):
+    """A command that is wanted most when something is wrong, be it the config."""
+
+    is_tolerant = True
+
+
 def _heading(text: str) -> str:
     return text if color_level(sys.stdout) == "none" else typer.style(text, bold=True)
 
@@ -178,11 +184,13 @@ class Entry:
         module: below `specdec_cli.cli`; it has a function of the command's name, or a `typer.Typer` called `app`.
         line: what the list of commands says of it; the first line of its own help.
         epilog: stands below its help.
+        kind: of command.
     """
 
     module: str
     line: str
     epilog: str = ""
+    kind: type[Command] = Command
 
     def load(self, name: str) -> Any:
         """The command itself."""
@@ -193,7 +201,7 @@ class Entry:
                 info.cls = Command
             holder.add_typer(module.app, name=name, cls=Group)
         else:
-            holder.command(name, cls=Command, epilog=self.epilog or None)(getattr(module, name))
+            holder.command(name, cls=self.kind, epilog=self.epilog or None)(getattr(module, name))
         return typer.main.get_group(holder).commands[name]
 
 

@@ -31,7 +31,7 @@ _COUNTED = ("drafter", "draft_tokens", "draft_confidence")
 def show(
     name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one option", show_default="all of them")] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document, see docs/json.md")] = False,
-    color: Annotated[opt.ColorChoice, typer.Option("--color", help="when to color the output")] = "auto",
+    color: opt.ColorOption = "auto",
 ) -> None:
     """Print the value of every option of `specdec run` when no flag is given, and where it comes from."""
     from specdec_cli.config import config_file

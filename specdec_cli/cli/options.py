@@ -58,6 +58,7 @@ CompareOption = Annotated[
     bool, typer.Option("--compare", rich_help_panel="Output", help="run the baseline too and print both speeds")
 ]
 OfflineOption = Annotated[bool, _model("--offline", help="do not download anything")]
+ColorOption = Annotated[ColorChoice, _output("--color", help="when to color the output")]
 QuietOption = Annotated[bool, _output("--quiet", "-q", help="no summary, no progress")]
 
 
@@ -384,7 +385,7 @@ class OutputFlags:
     as_json: Annotated[bool, _output("--json", envvar=None, help="JSON Lines on stdout, see docs/json.md")] = False
     no_stream: Annotated[bool, _output("--no-stream", envvar=None, help="print the answer when it is complete")] = False
     quiet: QuietOption = False
-    color: Annotated[ColorChoice, _output("--color", help="when to color the output")] = "auto"
+    color: ColorOption = "auto"
 
     @property
     def is_silent(self) -> bool:
