@@ -246,6 +246,8 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
         data: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {error}", _HINT) from None
+    except RecursionError:
+        raise UsageError(f"{path} is nested too deeply", _HINT) from None
     tables = {key: value for key, value in data.items() if isinstance(value, dict)}
     _check_keys(tables, (_PAIRS,), str(path))
     pairs = data.get(_PAIRS, {})

@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-from specdec_cli.render.terminal import ColorMode, make_console
+from specdec_cli.render.terminal import ColorMode, make_console, neutralize
 
 Origin = Literal["environment", "config", "pair", "default"]
 
@@ -61,4 +61,5 @@ def _shown(value: Value) -> str:
         return f"({value.note})" if value.note else "-"
     if isinstance(value.value, bool):
         return "yes" if value.value else "no"
-    return ", ".join(map(str, value.value)) if isinstance(value.value, list) else str(value.value)
+    texts = value.value if isinstance(value.value, list) else [value.value]
+    return neutralize(", ".join(map(str, texts)))

@@ -10,10 +10,11 @@ import re
 import shutil
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from specdec_cli.doctor import Finding, Status, private_words
-from specdec_cli.render.terminal import ColorMode, color_level, make_console
+from specdec_cli.render.terminal import ColorMode, color_level, make_console, neutralize
 
 if TYPE_CHECKING:
     from specdec_cli.doctor import Expectation, Measurement
@@ -22,6 +23,9 @@ SCHEMA = 1
 
 _NONE = 1.03
 """A smaller gain is none: probing takes a part of it."""
+
+_INDENT, _NARROW = 20, 50
+"""Columns in front of the text; a narrower terminal has no room for them."""
 
 _STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "problem": "bold red"}
 
@@ -47,19 +51,19 @@ def look_at_terminal(color: ColorMode) -> Finding:
 
 def print_finding(finding: Finding, stream: TextIO, color: ColorMode = "auto") -> None:
     """Write what was found, with the next step below it."""
-    from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=None, pad_edge=False, show_header=False)
-    table.add_column(width=7, no_wrap=True)
-    table.add_column(width=9, no_wrap=True)
-    table.add_column(overflow="fold")
-    table.add_row(Text(finding.status, _STYLES[finding.status]), finding.name, Text(_short(finding.text)))
     console = make_console(stream, color)
-    console.print(table)
+    head = Text.assemble((f"{finding.status:7}", _STYLES[finding.status]), f"  {finding.name:9}  ")
+    if console.width < _NARROW:
+        console.print(Text.assemble(head, _short(finding.text)))
+    else:
+        lines = Text(_short(finding.text)).wrap(console, console.width - _INDENT, overflow="fold")
+        for number, line in enumerate(lines):
+            console.print(Text.assemble(Text(" " * _INDENT) if number else head, line))
     if finding.hint:
         # In one piece, so that a command in it can be copied.
-        console.print(Text(f"{'':19}→ {_short(finding.hint)}"), soft_wrap=True)
+        console.print(Text(f"{'':{_INDENT}}→ {_short(finding.hint)}"), soft_wrap=True)
 
 
 def print_measurement(found: Measurement, stream: TextIO, color: ColorMode = "auto") -> None:
@@ -194,5 +198,5 @@ def _user() -> str:
 
 
 def _short(text: str) -> str:
-    home = os.path.expanduser("~")  # noqa: PTH111 - a text, not a path
-    return text.replace(home, "~") if len(home) > 1 else text
+    home = str(Path.home())
+    return neutralize(text.replace(home, "~") if len(home) > 1 else text)
