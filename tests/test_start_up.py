@@ -95,6 +95,8 @@ def test_completion_proposes(capsys: pytest.CaptureFixture[str], monkeypatch: py
     assert proposed("specdec run --drafter n") == ["ngram", "none"]
     assert proposed("specdec run -t x --drafter m") == ["model"]
     assert proposed("specdec ngram b") == ["build"]
+    assert proposed("specdec config set temp") == ["temperature"]
+    assert proposed("specdec config show draft-c") == ["draft-confidence"]
 
 
 def test_help_of_the_program(capsys: pytest.CaptureFixture[str]) -> None:

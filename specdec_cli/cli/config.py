@@ -23,13 +23,18 @@ app = typer.Typer(
     name="config", help="Your own defaults for options, and where each value comes from.", no_args_is_help=True
 )
 
-_COUNTED = ("drafter", "draft_tokens", "draft_confidence")
-"""What `specdec bench --save` keeps for a pair."""
+
+def _names(incomplete: str) -> list[str]:
+    """For the shell."""
+    return [name for name in known_options() if name.startswith(incomplete)]
 
 
 @app.command()
 def show(
-    name: Annotated[str | None, typer.Argument(metavar="[NAME]", help="one option", show_default="all of them")] = None,
+    name: Annotated[
+        str | None,
+        typer.Argument(metavar="[NAME]", help="one option", show_default="all of them", autocompletion=_names),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print one JSON document, see docs/json.md")] = False,
     color: opt.ColorOption = "auto",
 ) -> None:
@@ -47,7 +52,10 @@ def show(
 
 @app.command("set", context_settings={"ignore_unknown_options": True})
 def set_value(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="an option of `specdec run`, as temperature or ctx")],
+    name: Annotated[
+        str,
+        typer.Argument(metavar="NAME", help="an option of `specdec run`, as temperature or ctx", autocompletion=_names),
+    ],
     values: Annotated[
         list[str] | None, typer.Argument(metavar="[VALUE]", help="its value; several for a repeatable option")
     ] = None,
