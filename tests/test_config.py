@@ -130,6 +130,7 @@ def test_every_option_of_run_can_have_a_default() -> None:
         ("ctx 1", "is not valid TOML: Expected"),
         ("[run]\nctx = 1", "unknown key `run`"),
         ("stop = [\n 'a',\n", "is not valid TOML"),
+        (f"stop = {'[' * 5000}", "is nested too deeply"),
     ],
 )
 def test_mistakes_are_named_with_their_line(call: Call, text: str, said: str) -> None:

@@ -224,6 +224,24 @@ def test_looking_never_fails() -> None:
     assert look.looked_at("a", refused) == Finding("a", "warning", "what", "next")
 
 
+@pytest.mark.parametrize("width", ["10", "30", "60", "200"])
+def test_any_width(call: Call, monkeypatch: pytest.MonkeyPatch, width: str) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    code, out, _ = call("--no-measure")
+    assert code == 0
+    assert "testdecodeworks" in "".join(out.split())
+    # A hint is never cut: it may be a command.
+    assert re.search(r"→ `specdec pull \S+`$", out, flags=re.MULTILINE)
+
+
+def test_an_encoding_without_the_characters() -> None:
+    variables = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "PYTHONIOENCODING": "ascii"}
+    command = [sys.executable, "-m", "specdec_cli", "doctor", "--offline", "--no-measure"]
+    done = subprocess.run(command, env=variables, capture_output=True, timeout=100)
+    assert (done.returncode, done.stderr) == (0, b"")
+    assert done.stdout.isascii()
+
+
 # --- privacy ---------------------------------------------------------------------------------------------------------
 
 
