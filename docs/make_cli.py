@@ -12,14 +12,14 @@ from typing import Any
 import typer.main
 
 from specdec_cli.cli.app import app
-from specdec_cli.cli.options import ALIASES
+from specdec_cli.cli.command import ALIASES
 
 PAGE = Path(__file__).with_name("cli.md")
 
 _HEAD = """# Command line
 
-Made by `python docs/make_cli.py` from the `--help` of each command. A flag wins over its environment variable, and that
-over the pair's entry in `models.toml`.
+Made by `python docs/make_cli.py` from the `--help` of each command. A flag wins over its environment variable, that
+over the user's `config.toml` (see `specdec config`), and that over the pair's entry in `models.toml`.
 """
 
 _ALIAS_HEAD = """## Spellings of llama.cpp's tools

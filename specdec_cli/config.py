@@ -1,10 +1,13 @@
-"""The user's own settings, `config.toml`: read with checks, written with their comments kept."""
+"""The user's own settings, `config.toml`: read with checks, written with their comments kept.
+
+At the top stand defaults of options, by the names of the flags; below them, in tables, what was decided about pairs.
+"""
 
 from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -19,7 +22,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
-_TOP_KEYS = ("pairs",)
+_PAIRS = "pairs"
 _PAIR_KEYS = ("drafter", "draft_tokens", "draft_confidence")
 _HINT = "correct the file, or delete the line"
 
@@ -39,9 +42,128 @@ class PairSettings:
     draft_confidence: float | None = None
 
 
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """The default of an option.
+
+    Attributes:
+        value: as TOML has it.
+        where: file and line.
+    """
+
+    value: Any
+    where: str
+
+
 def config_file() -> Path:
     """Where the file is, or would be."""
     return paths.config_dir() / "config.toml"
+
+
+def load_settings(known: Collection[str]) -> dict[str, Setting]:
+    """Defaults that the user gave to options, by the names of the flags.
+
+    Args:
+        known: names of the options, with dashes between their words; underscores in the file mean the same.
+
+    Raises:
+        UsageError: the file cannot be read, or has a key that is unknown or there twice; it names file and line.
+    """
+    path = config_file()
+    text = read_own_text(path)
+    found: dict[str, Setting] = {}
+    for key, value in _parsed(path, text).items():
+        if key == _PAIRS:
+            continue
+        name, where = option_name(key), f"{path}:{_line_of(text, key)}"
+        if name not in known:
+            guess = _did_you_mean(name, [*known, _PAIRS])
+            hint = f"correct the file, or remove the line with `specdec config set {key} --unset`"
+            raise UsageError(f"{where}: unknown key `{key}`{guess}", hint)
+        if name in found:
+            raise UsageError(f"{where}: `{name}` is set twice", _HINT)
+        found[name] = Setting(value, where)
+    return found
+
+
+def option_name(key: str) -> str:
+    """The name of an option as its flag has it."""
+    return key.lstrip("-").replace("_", "-")
+
+
+def pair_setting_lines(pair: str) -> dict[str, str]:
+    """Key of `PairSettings` -> file and line, for those that the file has.
+
+    Raises:
+        UsageError: what `load_pair_settings` raises.
+    """
+    path = config_file()
+    text = read_own_text(path)
+    table = _parsed(path, text).get(_PAIRS, {}).get(pair, {})
+    return {key: f"{path}:{_line_of(text, _PAIRS, pair, key)}" for key in table}
+
+
+def save_setting(name: str, value: Any) -> Path:
+    """Make a value the default of an option, and leave everything else in the file as it is.
+
+    Args:
+        name: of the option.
+        value: what TOML can hold; None removes it.
+
+    Returns:
+        The file.
+
+    Raises:
+        UsageError: the present file is not valid TOML, or there is nothing to remove.
+        SpecdecError: it cannot be written.
+    """
+    import tomlkit
+
+    path = config_file().resolve()
+    text = read_own_text(path)
+    _parsed(path, text)
+    document = tomlkit.parse(text)
+    keys = [key for key in document if key != _PAIRS and option_name(key) == option_name(name)]
+    if value is None:
+        if not keys:
+            raise UsageError(f"`{name}` is not set in {path}", "see `specdec config show`")
+        for key in keys:
+            document.remove(key)
+        new = tomlkit.dumps(document)
+    elif keys:
+        document[keys[0]] = value
+        new = tomlkit.dumps(document)
+    else:
+        new = _with_line(text, tomlkit.dumps({option_name(name): value}))
+    # What would not be read again must not replace what is.
+    _parsed(path, new)
+    _replace(path, new)
+    return path
+
+
+def _with_line(text: str, line: str) -> str:
+    """The file with a new key behind the other ones: a comment in front of the first table stays in front of it."""
+    keys = [key for key, value in tomllib.loads(text).items() if not isinstance(value, dict)]
+    behind = max((_line_of(text, key) for key in keys), default=0)
+    lines = text.splitlines(keepends=True)
+    if behind and not lines[behind - 1].endswith("\n"):
+        lines[behind - 1] += "\n"
+    gap = "\n" if lines and not behind else ""
+    return "".join([*lines[:behind], line, gap, *lines[behind:]])
+
+
+def _line_of(text: str, *keys: str) -> int:
+    """The line where a value ends, from 1: there the text up to it begins to have the key."""
+    lines = text.splitlines()
+    for number in range(1, len(lines) + 1):
+        try:
+            value: Any = tomllib.loads("\n".join(lines[:number]))
+            for key in keys:
+                value = value[key]
+        except (tomllib.TOMLDecodeError, KeyError, TypeError):
+            continue
+        return number
+    return len(lines)
 
 
 def load_pair_settings(pair: str | None) -> PairSettings:
@@ -53,7 +175,7 @@ def load_pair_settings(pair: str | None) -> PairSettings:
     path = config_file()
     if pair is None:
         return PairSettings()
-    data = _parsed(path, read_own_text(path))
+    data = _parsed(path, read_ownread_own_text(path))
     table = data.get("pairs", {}).get(pair, {})
     return _pair_settings(table, f'{path}: [pairs."{pair}"]')
 
@@ -77,7 +199,7 @@ def save_pair_settings(pair: str, drafting: Drafting) -> Path:
 
     # A link into a folder of dotfiles stays one.
     path = config_file().resolve()
-    text = read_own_text(path)
+    text = read_ownread_own_text(path)
     _parsed(path, text)
     document = tomlkit.parse(text)
     pairs = document.setdefault("pairs", tomlkit.table(is_super_table=True))
@@ -91,9 +213,13 @@ def save_pair_settings(pair: str, drafting: Drafting) -> Path:
     new = tomlkit.dumps(document)
     # What would not be read again must not replace what is.
     _pair_settings(_parsed(path, new).get("pairs", {}).get(pair, {}), f'{path}: [pairs."{pair}"]')
-    if not replace_text(path, new):
-        raise SpecdecError(f"cannot write `{path}`", "check the rights of its folder, or set SPECDEC_HOME")
+    _replace(path, new)
     return path
+
+
+def _replace(path: Path, text: str) -> None:
+    if not replace_text(path, text):
+        raise SpecdecError(f"cannot write `{path}`", "check the rights of its folder, or set SPECDEC_HOME")
 
 
 def _entries(drafting: Drafting) -> dict[str, Any]:
@@ -110,8 +236,11 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
         data: dict[str, Any] = tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {error}", _HINT) from None
-    _check_keys(data, _TOP_KEYS, str(path))
-    pairs = data.get("pairs", {})
+    except RecursionError:
+        raise UsageError(f"{path} is nested too deeply", _HINT) from None
+    tables = {key: value for key, value in data.items() if isinstance(value, dict)}
+    _check_keys(tables, (_PAIRS,), str(path))
+    pairs = data.get(_PAIRS, {})
     _require(isinstance(pairs, dict), f"{path}: `pairs`", 'tables like [pairs."NAME"]', pairs)
     for name, table in pairs.items():
         where = f'{path}: [pairs."{name}"]'

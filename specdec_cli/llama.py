@@ -43,9 +43,6 @@ _FLASH_ATTENTION = {
     True: llama_cpp.LLAMA_FLASH_ATTN_TYPE_ENABLED,
     False: llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED,
 }
-# Discrete and integrated; ggml also knows accelerators, which share the main memory.
-_GPU_KINDS = (1, 2)
-
 _REPACKED: tuple[tuple[frozenset[str], tuple[str, ...]], ...] = (
     (frozenset({"REPACK", "AVX2"}), ("Q4_0", "Q4_K", "IQ4_NL", "MXFP4")),
     (frozenset({"REPACK", "AVX512"}), ("Q2_K",)),
@@ -92,6 +89,71 @@ def supports_gpu_offload() -> bool:
     return bool(llama_cpp.llama_supports_gpu_offload())
 
 
+@dataclass(frozen=True, slots=True)
+class Device:
+    """Something that llama.cpp can compute on.
+
+    Attributes:
+        backend: what drives it: CPU, CUDA, Metal, Vulkan, RPC, ...
+        kind: "cpu", "gpu", "igpu" (one that shares the CPU's memory), "accel" (a helper of the CPU) or "other".
+        name: as llama.cpp calls it.
+        description: the maker's name.
+        free_bytes: of its memory.
+        total_bytes: of its memory; 0 when unknown.
+    """
+
+    backend: str
+    kind: str
+    name: str
+    description: str
+    free_bytes: int
+    total_bytes: int
+
+    @property
+    def is_gpu(self) -> bool:
+        """Whether layers can be put there; accelerators share the CPU's memory."""
+        return self.kind in {"gpu", "igpu"}
+
+
+_DEVICE_KINDS = ("cpu", "gpu", "igpu", "accel")
+
+
+def devices() -> list[Device]:
+    """The devices of this build, in llama.cpp's order; none where the library cannot be asked."""
+    llama_cpp.llama_backend_init()
+    try:
+        count, get = _ggml("dev_count", ctypes.c_size_t), _ggml("dev_get", ctypes.c_void_p, ctypes.c_size_t)
+        return [_device(get(index)) for index in range(count())]
+    except AttributeError:
+        return []
+
+
+def _device(handle: int) -> Device:
+    def text(function: str, argument: int) -> str:
+        found = _ggml(function, ctypes.c_char_p, ctypes.c_void_p)(argument)
+        return found.decode("utf-8", "replace") if found else ""
+
+    free, total = ctypes.c_size_t(), ctypes.c_size_t()
+    _ggml("dev_memory", None, *[ctypes.c_void_p] * 3)(handle, ctypes.byref(free), ctypes.byref(total))
+    kind = _ggml("dev_type", ctypes.c_int, ctypes.c_void_p)(handle)
+    registry = _ggml("dev_backend_reg", ctypes.c_void_p, ctypes.c_void_p)(handle)
+    return Device(
+        text("reg_name", registry), _DEVICE_KINDS[kind] if kind < len(_DEVICE_KINDS) else "other",
+        text("dev_name", handle), text("dev_description", handle), free.value, total.value,
+    )  # fmt: skip
+
+
+def _ggml(name: str, result: Any, *arguments: Any) -> Any:
+    """A function that the bindings leave out; the library of llama.cpp brings it along.
+
+    Raises:
+        AttributeError: it does not.
+    """
+    function = getattr(llama_cpp.llama_cpp._lib, f"ggml_backend_{name}")
+    function.restype, function.argtypes = result, arguments
+    return function
+
+
 def versions() -> dict[str, str]:
     """Versions of the bindings and of llama.cpp, and the CPU features the library was built for."""
     return {
@@ -99,48 +161,6 @@ def versions() -> dict[str, str]:
         "llama.cpp": llama_cpp.llama_version().decode(),
         "system": llama_cpp.llama_print_system_info().decode(),
     }
-
-
-@dataclass(frozen=True, slots=True)
-class Device:
-    """Something that llama.cpp computes on.
-
-    Attributes:
-        name: such as `CUDA0` or `CPU`.
-        description: in words.
-        is_gpu: whether it has memory of its own, or a share of the main memory set aside for it.
-        free: bytes of its memory that can be had.
-        total: bytes of its memory.
-    """
-
-    name: str
-    description: str
-    is_gpu: bool
-    free: int
-    total: int
-
-
-def devices() -> list[Device]:
-    """All devices of this build; empty where the library does not let itself be asked."""
-    llama_cpp.llama_backend_init()
-    library: Any = getattr(llama_cpp.llama_cpp, "_lib", None)
-    try:
-        get, memory = library.ggml_backend_dev_get, library.ggml_backend_dev_memory
-        name, description = library.ggml_backend_dev_name, library.ggml_backend_dev_description
-        count, kind = library.ggml_backend_dev_count, library.ggml_backend_dev_type
-    except AttributeError:
-        return []
-    get.restype, get.argtypes, count.restype = ctypes.c_void_p, [ctypes.c_size_t], ctypes.c_size_t
-    name.restype = description.restype = ctypes.c_char_p
-    memory.argtypes, memory.restype = [ctypes.c_void_p, *[ctypes.POINTER(ctypes.c_size_t)] * 2], None
-    name.argtypes = description.argtypes = kind.argtypes = [ctypes.c_void_p]
-    found = []
-    for index in range(count()):
-        device, free, total = get(index), ctypes.c_size_t(), ctypes.c_size_t()
-        memory(device, ctypes.byref(free), ctypes.byref(total))
-        words = [text.decode("utf-8", "replace") for text in (name(device), description(device))]
-        found.append(Device(words[0], words[1], kind(device) in _GPU_KINDS, free.value, total.value))
-    return found
 
 
 def repacked_types() -> frozenset[str]:

@@ -411,7 +411,7 @@ def free_here() -> Available:
     """
     from specdec_cli.llama import devices
 
-    return available(sum(device.free for device in devices() if device.is_gpu))
+    return available(sum(device.free_bytes for device in devices() if device.is_gpu))
 
 
 # --- does it fit -----------------------------------------------------------------------------------------------------

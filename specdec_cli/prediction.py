@@ -12,6 +12,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from specdec_cli.cost import CostModel
+
 MAX_DRAFT = 16
 """The longest draft that is considered, in tokens."""
 
@@ -57,6 +59,22 @@ def predict_rate(
             break
         rate = found
     return best
+
+
+def expected_speedup(costs: CostModel, drafter: str, acceptance: float) -> float:
+    """Tokens per second over plain decoding's when every draft token is accepted with the same probability.
+
+    The length is the best one for it, 0 included: drafting that does not pay is switched off.
+
+    Args:
+        costs: what passes and draft steps take.
+        drafter: whose steps; one without a model takes no time.
+        acceptance: from 0 to 1, each token given that those before it were accepted.
+    """
+    lengths = np.arange(MAX_DRAFT + 1)
+    tokens = np.cumsum(acceptance**lengths)
+    seconds = lengths * costs.step_s(drafter) + costs.target.table[lengths]
+    return float((tokens / seconds).max() * costs.target.table[0])
 
 
 def calibrate(confidences: Sequence[float], matches: Sequence[bool]) -> Floats:

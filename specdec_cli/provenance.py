@@ -1,4 +1,7 @@
-"""Where a measurement comes from: versions, machine, model files. Numbers without it cannot be compared."""
+"""Where a measurement comes from: versions, machine, model files. Numbers without it cannot be compared.
+
+The library is imported where it is asked, so that the rest can be told where it does not work.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,6 @@ from typing import Any
 import psutil
 
 import specdec_cli
-from specdec_cli import llama
 from specdec_cli.files import file_digest
 
 _LOAD_INTERVAL_S = 0.5
@@ -24,6 +26,8 @@ def now() -> str:
 
 def versions() -> dict[str, str]:
     """Versions of specdec, the bindings and llama.cpp, and of Python."""
+    from specdec_cli import llama
+
     build = llama.versions()
     return {
         "specdec": specdec_cli.__version__,
@@ -35,6 +39,8 @@ def versions() -> dict[str, str]:
 
 def machine() -> dict[str, Any]:
     """CPU, cores, memory in bytes, operating system, and the features that llama.cpp was built for."""
+    from specdec_cli import llama
+
     return {
         "cpu": cpu_name(),
         "num_cores": psutil.cpu_count(logical=False),
@@ -53,6 +59,16 @@ def cpu_name() -> str:
         lines = []
     names = [line.partition(":")[2].strip() for line in lines if line.startswith(("model name", "Model"))]
     return next(filter(None, names), "") or platform.processor() or platform.machine()
+
+
+def cpu_flags() -> set[str]:
+    """Instruction sets by the kernel's names; empty where it does not tell."""
+    try:
+        with Path("/proc/cpuinfo").open(encoding="utf-8", errors="replace") as file:
+            lines = [line.partition(":")[2] for line in file if line.lower().startswith(("flags", "features"))][:1]
+    except OSError:
+        return set()
+    return set(" ".join(lines).split())
 
 
 def load() -> float:

@@ -30,7 +30,7 @@ LAYERS = (
     ),
     (
         "choice", "conversation", "prompts", "measuring", "provenance", "calibration", "tuned", "tuning", "session",
-        "check", "bench", "trial", "removal", "matching",
+        "check", "bench", "trial", "removal", "matching", "doctor",
     ),
     ("render",),
     ("cli", "__main__"),

@@ -371,7 +371,7 @@ def test_the_devices_of_this_build() -> None:
     if not found:
         pytest.skip("the library does not let itself be asked")
     assert any(not device.is_gpu for device in found)
-    assert all(0 <= device.free <= device.total for device in found)
+    assert all(0 <= device.free_bytes <= device.total_bytes for device in found)
 
 
 def peak_of(path: Path, num_ctx: int) -> int:

@@ -8,29 +8,13 @@ from typing import Annotated, Any
 
 import typer
 
-from specdec_cli.cli.bench import bench
-from specdec_cli.cli.check import check
-from specdec_cli.cli.models import app as models_app
-from specdec_cli.cli.ngram import app as ngram_app
-from specdec_cli.cli.options import AliasCommand
-from specdec_cli.cli.pull import pull
-from specdec_cli.cli.run import run
-from specdec_cli.cli.tune import tune
+from specdec_cli.cli.command import Entry, LazyGroup, TolerantCommand
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.render.terminal import neutralize
 
 _EPILOG = (
     "Exit codes: 0 done, 1 failure, 2 usage, 3 model missing, 4 models do not fit together, "
     "5 a requested check failed, 130 interrupted."
-)
-
-app = typer.Typer(
-    name="specdec",
-    help="Make local GGUF models answer faster without changing what they say.",
-    epilog=_EPILOG,
-    no_args_is_help=True,
-    pretty_exceptions_enable=False,
-    context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 RUN_EXAMPLES = """
@@ -57,13 +41,49 @@ specdec bench --compare before.json
 specdec bench qwen2.5-coder-1.5b --sweep --save
 """
 
-app.command(cls=AliasCommand, epilog=RUN_EXAMPLES)(run)
-app.command()(pull)
-app.command()(tune)
-app.command(cls=AliasCommand)(check)
-app.add_typer(models_app)
-app.add_typer(ngram_app)
-app.command(cls=AliasCommand, epilog=BENCH_EXAMPLES)(bench)
+# In the order of the help. The lines are those of the commands themselves, which a test compares.
+COMMANDS = {
+    "run": Entry("run", "Answer one prompt, live, with acceptance statistics.", RUN_EXAMPLES),
+    "pull": Entry(
+        "pull", "Download a matched target and draft model, then make the draft fit this machine, see `specdec tune`."
+    ),
+    "tune": Entry(
+        "tune",
+        "Make the draft model in other formats, measure them here, and keep the fastest; answers stay the target's.",
+    ),
+    "check": Entry(
+        "check", "Check that speculation changes nothing: greedy agreement, acceptance against theory, first tokens."
+    ),
+    "models": Entry("models", "List the known pairs: what is here, what fits this machine, what is worth it."),
+    "ngram": Entry("ngram", "Statistics of your own text that drafts are made from."),
+    "bench": Entry(
+        "bench",
+        "Measure the gain over plain decoding, interleaved and repeated; greedy unless a temperature is given.",
+        BENCH_EXAMPLES,
+    ),
+    "doctor": Entry(
+        "doctor",
+        "Look at library, devices, files and network, measure the pair, and say what speed-up to expect here.",
+        kind=TolerantCommand,
+    ),
+    "config": Entry("config", "Your own defaults for options, and where each value comes from."),
+}
+
+
+class _Program(LazyGroup):
+    entries = COMMANDS
+
+
+app = typer.Typer(
+    name="specdec",
+    cls=_Program,
+    help="Make local GGUF models answer faster without changing what they say.",
+    epilog=_EPILOG,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 120},
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -150,8 +170,7 @@ def _report_usage(error: Any, arguments: list[str]) -> int:
 
 
 def _command_name(arguments: list[str]) -> list[str]:
-    names = {command.callback.__name__ for command in app.registered_commands if command.callback}
-    return [argument for argument in arguments if argument in names][:1]
+    return [argument for argument in arguments if argument in COMMANDS][:1]
 
 
 def _report(message: str, hint: str, code: int, error: BaseException | None = None) -> int:

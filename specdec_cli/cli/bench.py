@@ -69,7 +69,7 @@ class MeasureFlags:
         from specdec_cli.bench import select
         from specdec_cli.prompts import BUILT_IN, read_prompts
 
-        _require_positive(("--repeat", self.repeat), ("--limit", self.limit))
+        opt.require_positive(("--repeat", self.repeat), ("--limit", self.limit), command="bench")
         names = [name.strip() for name in (self.categories or "").split(",") if name.strip()]
         return select(BUILT_IN if self.prompts is None else read_prompts(self.prompts), names, self.limit)
 
@@ -213,7 +213,7 @@ class _Job:
         from specdec_cli.choice import choose_models
 
         flags = self.drafting
-        _require_positive(("--max-tokens", self.max_tokens))
+        opt.require_positive(("--max-tokens", self.max_tokens), command="bench")
         prompts = self.what.chosen()
         self.sampling.params()
         flags.drafting(None, None)
@@ -435,12 +435,6 @@ def _raise_failures(checks: dict[str, Any]) -> None:
         failures.append(f"the speed-up is {found}, {speedup['wanted']:g}x were wanted{below}")
     if failures:
         raise CheckFailedError("; ".join(failures))
-
-
-def _require_positive(*values: tuple[str, int | None]) -> None:
-    for name, value in values:
-        if value is not None and value < 1:
-            raise UsageError(f"{name} must be 1 or more, not {value}", _HELP)
 
 
 def _check_writable(path: Path) -> None:

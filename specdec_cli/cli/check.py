@@ -51,7 +51,8 @@ def check(
         from specdec_cli.session import SessionOptions, with_seed
         from specdec_cli.types import Drafting
 
-    _require_positive(("--max-tokens", max_tokens), ("--draft-tokens", draft_tokens), ("--first", num_first))
+    counts = (("--max-tokens", max_tokens), ("--draft-tokens", draft_tokens), ("--first", num_first))
+    opt.require_positive(*counts, command="check")
     params = sampling.params()
     if params.temperature == 0:
         raise UsageError("the acceptance check needs a temperature above 0", "greedy agreement is always checked")
@@ -81,12 +82,6 @@ def check(
     else:
         print_check(report, sys.stdout, output.color)
     return ExitCode.OK if report.passed else ExitCode.CHECK_FAILED
-
-
-def _require_positive(*values: tuple[str, int]) -> None:
-    for name, value in values:
-        if value < 1:
-            raise UsageError(f"{name} must be 1 or more, not {value}", "see `specdec check --help`")
 
 
 def _progress(quiet: bool) -> OnStep:

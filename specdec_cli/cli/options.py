@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
-from typer.core import TyperCommand
 
 from specdec_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from specdec_cli.choice import ModelChoice
     from specdec_cli.cli.job import View
+    from specdec_cli.config import PairSettings
     from specdec_cli.constraint import Grammar
     from specdec_cli.session import SessionOptions, Structure
     from specdec_cli.types import Drafting, SamplingParams
@@ -57,7 +57,11 @@ def complete_name(incomplete: str) -> list[str]:
 PairArgument = Annotated[
     str | None,
     typer.Argument(
-        metavar="[PAIR]", help="pair from `models.toml`", show_default="the default pair", autocompletion=complete_pair
+        metavar="[PAIR]",
+        help="pair from `models.toml`",
+        envvar="SPECDEC_PAIR",
+        show_default="the default pair",
+        autocompletion=complete_pair,
     ),
 ]
 PromptArgument = Annotated[
@@ -81,6 +85,7 @@ DraftOption = Annotated[
     str | None, _model("--draft", "-d", metavar="MODEL", help="draft model, named in the same ways")
 ]
 OfflineOption = Annotated[bool, _model("--offline", help="do not download anything")]
+ColorOption = Annotated[ColorChoice, _output("--color", help="when to color the output")]
 QuietOption = Annotated[bool, _output("--quiet", "-q", help="no summary, no progress")]
 
 
@@ -179,7 +184,7 @@ class DraftingFlags:
             ) from None
 
     def drafting(self, pair: str | None, default_tokens: int | None, given: Set[str] = frozenset()) -> Drafting:
-        """What proposes tokens, and how many: by the flags, then the user's config, then the pair.
+        """What proposes tokens, and how many: by the flags, then what was saved for the pair, the config, the pair.
 
         Args:
             pair: its name, for the config.
@@ -193,17 +198,33 @@ class DraftingFlags:
         from specdec_cli.types import Drafting
 
         saved = load_pair_settings(pair)
-        # Whoever says how to draft wants to: a saved "none" is no answer to that.
-        keeps_off = saved.drafter != "none" or not given & {"draft_tokens", "draft_confidence"}
-        drafter = saved.drafter if saved.drafter and "drafter" not in given and keeps_off else self.drafter
-        num = default_tokens if saved.draft_tokens is None else saved.draft_tokens
-        num = (None if num == "auto" else num) if self.draft_tokens is None else self.num_draft_tokens
+        drafter = self._drafter(saved, given)
+        num = self._draft_tokens(saved, default_tokens, given)
         confidence = self.draft_confidence
         if saved.draft_confidence is not None and "draft_confidence" not in given:
             confidence = saved.draft_confidence
         # Checked also when it is not used.
         drafting = Drafting(drafter, num, confidence)
-        return Drafting("none", num, confidence) if self.is_off else drafting
+        return Drafting("none", num, confidence) if self.no_draft or drafting.is_off else drafting
+
+    def _drafter(self, saved: PairSettings, given: Set[str]) -> DrafterChoice:
+        if "drafter" in given:
+            return self.drafter
+        wanted = saved.drafter or self.drafter
+        # Whoever says how to draft wants to: a saved "none" is no answer to that.
+        if wanted == "none" and given & {"draft_tokens", "draft_confidence"}:
+            return "auto" if self.drafter == "none" else self.drafter
+        return wanted
+
+    def _draft_tokens(self, saved: PairSettings, default_tokens: int | None, given: Set[str]) -> int | None:
+        if "draft_tokens" in given:
+            return self.num_draft_tokens
+        if saved.draft_tokens is not None:
+            return None if saved.draft_tokens == "auto" else saved.draft_tokens
+        wants = "drafter" in given and self.drafter != "none"
+        if self.draft_tokens is None or (wants and self.num_draft_tokens == 0):
+            return default_tokens
+        return self.num_draft_tokens
 
     def session_options(self, choice: ModelChoice, model: ModelFlags, given: Set[str] = frozenset()) -> SessionOptions:
         """How to load and draft.
@@ -396,7 +417,7 @@ class OutputFlags:
     as_json: Annotated[bool, _output("--json", envvar=None, help="JSON Lines on stdout, see docs/json.md")] = False
     no_stream: Annotated[bool, _output("--no-stream", envvar=None, help="print the answer when it is complete")] = False
     quiet: QuietOption = False
-    color: Annotated[ColorChoice, _output("--color", help="when to color the output")] = "auto"
+    color: ColorOption = "auto"
 
     @property
     def is_silent(self) -> bool:
@@ -446,11 +467,28 @@ def one_pair(argument: str | None, option: str | None) -> str | None:
     return argument if argument is not None else option
 
 
+def require_positive(*values: tuple[str, int | None], command: str) -> None:
+    """Raise a UsageError for a flag of a command whose number is below 1; None is none."""
+    for name, value in values:
+        if value is not None and value < 1:
+            raise UsageError(f"{name} must be 1 or more, not {value}", f"see `specdec {command} --help`")
+
+
 def given(context: typer.Context, group: Any) -> set[str]:
-    """Fields of a flag group that the user chose, on the command line or in the environment."""
+    """Fields of a flag group that the user chose, on the command line, in the environment or in the config.
+
+    For drafting the config does not count: what was saved for the pair is more particular than a default for all.
+    """
     names = (field.name for field in fields(group))
     sources = {name: context.get_parameter_source(name) for name in names}
-    return {name for name, source in sources.items() if source is not None and source.name != "DEFAULT"}
+    others = {"DEFAULT", "DEFAULT_MAP"} if isinstance(group, DraftingFlags) else {"DEFAULT"}
+    return {name for name, source in sources.items() if source is not None and source.name not in others}
+
+
+def is_configured(context: typer.Context, name: str) -> bool:
+    """Whether a parameter has its value from the user's config."""
+    source = context.get_parameter_source(name)
+    return source is not None and source.name == "DEFAULT_MAP"
 
 
 def _group_parameters(group: Any) -> list[inspect.Parameter]:
@@ -461,56 +499,3 @@ def _group_parameters(group: Any) -> list[inspect.Parameter]:
         )
         for field in fields(group)
     ]
-
-
-# Spellings of llama.cpp's own tools that people type from habit; accepted, not shown.
-ALIASES = {
-    "--model-draft": "--draft",
-    "-md": "--draft",
-    "--model": "--pair",
-    "--temp": "--temperature",
-    "--n-predict": "--max-tokens",
-    "--predict": "--max-tokens",
-    "-c": "--ctx",
-    "--ctx-size": "--ctx",
-    "-ngl": "--gpu-layers",
-    "--n-gpu-layers": "--gpu-layers",
-    "-ngld": "--draft-gpu-layers",
-    "--gpu-layers-draft": "--draft-gpu-layers",
-    "--n-gpu-layers-draft": "--draft-gpu-layers",
-    "-sys": "--system",
-    "--system-prompt": "--system",
-    "--draft-max": "--draft-tokens",
-    "--spec-draft-n-max": "--draft-tokens",
-    "--draft-p-min": "--draft-confidence",
-    "--spec-draft-p-min": "--draft-confidence",
-    "--typical": "--typical-p",
-    "--top-nsigma": "--top-n-sigma",
-    "--dynatemp-exp": "--dynatemp-exponent",
-    "--mirostat-lr": "--mirostat-eta",
-    "--mirostat-ent": "--mirostat-tau",
-    "--dry-penalty-last-n": "--dry-last-n",
-    "--dry-sequence-breaker": "--dry-breaker",
-    "-r": "--stop",
-    "--reverse-prompt": "--stop",
-    "--grammar-file": "--grammar",
-    "-j": "--json-schema",
-    "-jf": "--json-schema",
-    "--json-schema-file": "--json-schema",
-    "-l": "--logit-bias",
-    "-ctk": "--kv-type",
-    "--cache-type-k": "--kv-type",
-}
-
-
-class AliasCommand(TyperCommand):
-    """A command that also takes the spellings of `ALIASES`, without showing them in its help."""
-
-    def make_parser(self, ctx: Any) -> Any:
-        """The parser with further names for the options that it has."""
-        parser = super().make_parser(ctx)
-        for alias, name in ALIASES.items():
-            if name in parser._long_opt:
-                short = len(alias) == 2
-                (parser._short_opt if short else parser._long_opt)[alias] = parser._long_opt[name]
-        return parser

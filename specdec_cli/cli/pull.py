@@ -21,7 +21,7 @@ PullArgument = Annotated[
     str | None,
     typer.Argument(
         metavar="[PAIR|MODEL]", help="pair from `models.toml`, or a model as in `--target`",
-        show_default="the default pair", autocompletion=opt.complete_pair,
+        show_default="the default pair", autocompletion=opt.complete_pair, envvar="SPECDEC_PAIR",
     ),
 ]  # fmt: skip
 

@@ -37,14 +37,16 @@ def run(
         from specdec_cli.render.progress import make_progress
         from specdec_cli.template import prepare
 
-    if max_tokens < 1:
-        raise UsageError(f"--max-tokens must be 1 or more, not {max_tokens}", "see `specdec run --help`")
+    opt.require_positive(("--max-tokens", max_tokens), command="run")
     form = structure.structure()
     sampling.params()
     choice = choose_models(model.pair, model.target, model.draft)
     options = drafting.session_options(choice, model, opt.given(context, drafting))
     if options.drafting.is_off and compare:
-        raise UsageError("--compare has nothing to compare without drafts", "leave it out, or add `-k auto`")
+        if not opt.is_configured(context, "compare"):
+            raise UsageError("--compare has nothing to compare without drafts", "leave it out, or add `-k auto`")
+        # A default for every answer is no request for this one.
+        compare = False
     if not options.drafting.uses_model:
         choice = dataclasses.replace(choice, draft=None)
     files = fetch_files(choice, offline=model.offline, progress=make_progress(output.is_silent))

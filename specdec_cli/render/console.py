@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from io import TextIOWrapper
 from typing import TextIO
 
 from rich.console import Console
@@ -19,6 +20,9 @@ class StreamConsole(Console):
     """
 
     def __init__(self, stream: TextIO, level: ColorLevel) -> None:
+        if isinstance(stream, TextIOWrapper):
+            # A character that the encoding lacks must not cost the table.
+            stream.reconfigure(errors="replace")
         super().__init__(
             file=stream,
             force_terminal=level != "none",

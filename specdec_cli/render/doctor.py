@@ -1,0 +1,202 @@
+"""The report of `specdec doctor`: a line for each finding, what to expect here in words, or one document."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import os
+import platform
+import re
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TextIO
+
+from specdec_cli.doctor import Finding, Status, private_words
+from specdec_cli.render.terminal import ColorMode, color_level, make_console, neutralize
+
+if TYPE_CHECKING:
+    from specdec_cli.doctor import Expectation, Measurement
+
+SCHEMA = 1
+
+_NONE = 1.03
+"""A smaller gain is none: probing takes a part of it."""
+
+_INDENT, _NARROW = 20, 50
+"""Columns in front of the text; a narrower terminal has no room for them."""
+
+_STYLES: dict[Status, str] = {"ok": "green", "warning": "yellow", "problem": "bold red"}
+
+
+def look_at_terminal(color: ColorMode) -> Finding:
+    """What the standard streams can show."""
+    facts: dict[str, Any] = {
+        "stdin": sys.stdin is not None and sys.stdin.isatty(), "stdout": sys.stdout.isatty(),
+        "stderr": sys.stderr.isatty(), "color": color_level(sys.stdout, color),
+        "encoding": sys.stdout.encoding, "columns": shutil.get_terminal_size().columns,
+    }  # fmt: skip
+    kind = "a terminal" if facts["stdout"] else "no terminal"
+    text = f"stdout is {kind}, {facts['columns']} columns, {facts['encoding']}, color: {facts['color']}"
+    if facts["stdout"] and not str(facts["encoding"]).lower().startswith("utf"):
+        return Finding(
+            "terminal", "warning", text, "set `PYTHONUTF8=1` or a UTF-8 locale to see every character", facts
+        )
+    return Finding("terminal", "ok", text, facts=facts)
+
+
+# --- lines -----------------------------------------------------------------------------------------------------------
+
+
+def print_finding(finding: Finding, stream: TextIO, color: ColorMode = "auto") -> None:
+    """Write what was found, with the next step below it."""
+    from rich.text import Text
+
+    console = make_console(stream, color)
+    head = Text.assemble((f"{finding.status:7}", _STYLES[finding.status]), f"  {finding.name:9}  ")
+    if console.width < _NARROW:
+        console.print(Text.assemble(head, _short(finding.text)))
+    else:
+        lines = Text(_short(finding.text)).wrap(console, console.width - _INDENT, overflow="fold")
+        for number, line in enumerate(lines):
+            console.print(Text.assemble(Text(" " * _INDENT) if number else head, line))
+    if finding.hint:
+        # In one piece, so that a command in it can be copied.
+        console.print(Text(f"{'':{_INDENT}}→ {_short(finding.hint)}"), soft_wrap=True)
+
+
+def print_measurement(found: Measurement, stream: TextIO, color: ColorMode = "auto") -> None:
+    """Write times, and what to expect of them."""
+    from rich.text import Text
+
+    console = make_console(stream, color)
+    console.print()
+    console.print(Text(_times(found)))
+    if found.is_doubtful:
+        share = f"{100 * found.others:.0f} %"
+        console.print(
+            Text(f"Other programs took {share} of the cores meanwhile: measure again when they are done", "yellow")
+        )
+    console.print(Text(sentence(found), "bold"))
+    for line in (reason(found), *(f"→ {advice}" for advice in found.advice)):
+        if line:
+            console.print(Text(_short(line)), soft_wrap=line.startswith("→"))
+
+
+def _times(found: Measurement) -> str:
+    names = found.target if found.draft is None else f"{found.target} with {found.draft}"
+    tuned = f" ({found.draft_format})" if found.draft_format else ""
+    text = f"{names}{tuned}: {1 / found.pass_s[1]:.1f} tokens/s without drafts; a pass over "
+    text += ", ".join(f"{size}: {1000 * seconds:.3g} ms" for size, seconds in found.pass_s.items())
+    return text if found.step_s is None else f"{text}; a draft step: {1000 * found.step_s:.3g} ms"
+
+
+def sentence(found: Measurement) -> str:
+    """What speed-up to expect, on which kind of text."""
+    gains = [expectation for expectation in found.expectations if expectation.speedup >= _NONE]
+    none = [expectation.kind.examples for expectation in found.expectations if expectation.speedup < _NONE]
+    if not gains:
+        return "Expect no gain on this machine with this pair: drafting switches itself off, and nothing gets slower."
+    text = f"Expect on this machine: {', '.join(map(_gain, gains))}"
+    if none:
+        text += f"; {', '.join(none)}: none, there drafting switches itself off"
+    return f"{text}."
+
+
+def _gain(expectation: Expectation) -> str:
+    best = "up to " if expectation.kind.name in ("predictable", "repeated") else ""
+    return f"{expectation.kind.examples} {best}{expectation.speedup:.1f}x"
+
+
+def reason(found: Measurement) -> str:
+    """Why drafts do not pay, in the numbers that decide it; empty where they do on ordinary text."""
+    speedups = {expectation.kind.name: expectation.speedup for expectation in found.expectations}
+    if speedups.get("ordinary", 0.0) >= _NONE:
+        return ""
+    text = f"a pass over 5 tokens takes as long as {found.in_passes(found.pass_s[5]):.1f} single ones"
+    if found.step_s is not None:
+        text += f", and a draft step {found.in_passes(found.step_s):.2f} of one"
+    return f"Why no more: {text}."
+
+
+# --- document --------------------------------------------------------------------------------------------------------
+
+
+def doctor_document(findings: Sequence[Finding], found: Measurement | None) -> dict[str, Any]:
+    """Everything for a bug report, with nothing in it that tells whose machine it is."""
+    document = {
+        "schema": SCHEMA,
+        "usable": is_usable(findings),
+        "checks": [
+            {"name": item.name, "status": item.status, "text": item.text, "hint": item.hint, "facts": dict(item.facts)}
+            for item in findings
+        ],
+        "measurement": None if found is None else _measurement_fields(found),
+    }
+    return json.loads(json.dumps(document), object_hook=_without_owner)  # type: ignore[no-any-return]
+
+
+def is_usable(findings: Sequence[Finding]) -> bool:
+    """Whether nothing keeps specdec from working."""
+    return all(finding.status != "problem" for finding in findings)
+
+
+def _measurement_fields(found: Measurement) -> dict[str, Any]:
+    return {
+        "pair": found.pair,
+        "target": found.target,
+        "draft": found.draft,
+        "draft_format": found.draft_format,
+        "pass_s": {str(size): seconds for size, seconds in found.pass_s.items()},
+        "step_s": found.step_s,
+        "other_load": found.others,
+        "expectations": [
+            {
+                "text": expectation.kind.name,
+                "drafter": expectation.kind.drafter,
+                "acceptance": expectation.kind.acceptance,
+                "speedup": expectation.speedup,
+            }
+            for expectation in found.expectations
+        ],
+        "sentence": sentence(found),
+        "reason": reason(found),
+        "advice": [*found.advice],
+    }
+
+
+def _without_owner(fields: dict[str, Any]) -> dict[str, Any]:
+    return {name: _anonymous(value) for name, value in fields.items()}
+
+
+def _anonymous(value: Any) -> Any:
+    if isinstance(value, list):
+        return [_anonymous(item) for item in value]
+    return anonymous(value) if isinstance(value, str) else value
+
+
+def anonymous(text: str) -> str:
+    """Text without names of the user and the machine, without access tokens, and with short paths."""
+    from specdec_cli.sources import scrub
+
+    for word, short in private_words().items():
+        text = text.replace(word, short)
+    for name, short in ((_user(), "USER"), (platform.node(), "HOST")):
+        if len(name) > 2:
+            # In paths and addresses only: a name may be an ordinary word.
+            part = rf"(?<![\w]){re.escape(name)}(?![\w])"
+            text = re.sub(r"\S*[/@\\]\S*", lambda path, part=part, short=short: re.sub(part, short, path[0]), text)  # type: ignore[misc]
+    return scrub(text)
+
+
+def _user() -> str:
+    try:
+        return getpass.getuser()
+    except (OSError, KeyError):
+        return os.environ.get("USER", "")
+
+
+def _short(text: str) -> str:
+    home = str(Path.home())
+    return neutralize(text.replace(home, "~") if len(home) > 1 else text)
