@@ -8,7 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
+from specdec_cli.cli import options as opt
 from specdec_cli.cli.bench import bench
+from specdec_cli.cli.chat import chat
 from specdec_cli.cli.check import check
 from specdec_cli.cli.ngram import app as ngram_app
 from specdec_cli.cli.options import AliasCommand
@@ -55,7 +57,20 @@ specdec bench --compare before.json
 specdec bench qwen2.5-coder-1.5b --sweep --save
 """
 
+CHAT_EXAMPLES = """
+Examples:
+
+specdec chat
+
+specdec chat qwen2.5-coder-1.5b -s "You review Python code" --ctx 16384
+
+specdec chat --continue
+
+printf 'hi\nand again\n' | specdec chat -n 40
+"""
+
 app.command(cls=AliasCommand, epilog=RUN_EXAMPLES)(run)
+app.command(cls=AliasCommand, epilog=CHAT_EXAMPLES)(chat)
 app.command()(pull)
 app.command()(tune)
 app.command(cls=AliasCommand)(check)
@@ -111,7 +126,7 @@ def invoke(arguments: list[str]) -> int:
         code = error.exit_code
     except typer.Abort:
         code = ExitCode.INTERRUPTED
-    except _usage_error() as error:
+    except opt.parse_error() as error:
         return _report_usage(error, arguments)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -129,11 +144,6 @@ def _take_debug(arguments: list[str]) -> list[str]:
         return arguments
     os.environ["SPECDEC_DEBUG"] = "1"
     return [argument for argument in arguments[:end] if argument != "--debug"] + arguments[end:]
-
-
-def _usage_error() -> type[Any]:
-    # The base of Typer's parsing errors; Typer bundles its parser, so there is no public name for it.
-    return next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def _report_usage(error: Any, arguments: list[str]) -> int:
