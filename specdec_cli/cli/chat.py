@@ -62,10 +62,6 @@ def chat(
         conversation = start.open(loaded)
         reader = _reader(is_interactive=is_interactive, keeps=not no_history)
         repl = Repl(loaded, conversation, settings, model, output, reader, is_interactive, not no_history)
-        if transcript is not None and transcript.turns:
-            from specdec_cli.cli.commands import shortened
-
-            repl.note(f"{len(transcript.turns)} turns so far, the last one: {shortened(transcript.turns[-1].user)}")
         return repl.run()
 
 

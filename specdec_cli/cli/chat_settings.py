@@ -9,7 +9,7 @@ import shlex
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -165,7 +165,10 @@ def values_of(name: str) -> list[str]:
     option = _options().get(name)
     if option is None:
         return []
-    return [_TRUE[0], _FALSE[0]] if option.is_flag else list(getattr(option.type, "choices", ()))
+    if option.is_flag:
+        return [_TRUE[0], _FALSE[0]]
+    kind = get_type_hints(_GROUPS[_group_of(option.name)])[option.name]
+    return list(get_args(kind)) if get_origin(kind) is Literal else []
 
 
 @opt.with_flag_groups

@@ -167,14 +167,14 @@ class Commands:
     def _save(self, argument: str) -> None:
         path = _path(argument)
         write_transcript(path, self._repl.transcript())
-        self._repl.note(f"saved {path}, {_counted(len(self._repl.chat.turns))}")
+        self._repl.note(f"saved {path}, {counted(len(self._repl.chat.turns))}")
 
     def _load(self, argument: str) -> None:
         path = _path(argument)
         transcript = read_transcript(path)
         self._repl.change(self._repl.settings.with_values(transcript.settings))
         self._repl.chat.replace(transcript.turns, transcript.system, transcript.num_dropped)
-        self._repl.note(f"loaded {path}, {_counted(len(transcript.turns))}")
+        self._repl.note(f"loaded {path}, {counted(len(transcript.turns))}")
         if transcript.pair and transcript.pair != self._repl.loaded.choice.pair:
             self._repl.note(f"it was with other models: `/model {transcript.pair}` goes on with them")
 
@@ -214,7 +214,8 @@ def shortened(message: str) -> str:
     return line if len(line) <= 60 else f"{line[:57]}..."
 
 
-def _counted(num_turns: int) -> str:
+def counted(num_turns: int) -> str:
+    """Turns, in words."""
     return f"{num_turns} message and its answer" if num_turns == 1 else f"{num_turns} messages and their answers"
 
 

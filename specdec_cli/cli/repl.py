@@ -15,11 +15,11 @@ from specdec_cli.chat import Chat
 from specdec_cli.choice import ModelChoice, choose_models, fetch_files
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.chat_settings import Settings
-from specdec_cli.cli.commands import Commands, split_command
+from specdec_cli.cli.commands import Commands, counted, shortened, split_command
 from specdec_cli.cli.job import View, answer_info, hint_at_tuning
 from specdec_cli.cli.lines import Reader
 from specdec_cli.cli.loaded import Loaded, describe
-from specdec_cli.errors import ContextFullError, ExitCode, SpecdecError
+from specdec_cli.errors import ContextFullError, ExitCode, SpecdecError, UsageError
 from specdec_cli.gguf import check_header
 from specdec_cli.render import ColorMode, Renderer
 from specdec_cli.render.progress import make_progress
@@ -81,30 +81,37 @@ class Repl:
             ContextFullError: the context is full and `--on-full` is `error`.
             SpecdecError: no models can be loaded any more.
         """
-        if self.is_interactive:
-            self.note(self.title())
-            self.note('/help lists commands; Ctrl-D or /bye leaves; Alt-Enter or """ for several lines')
-        while True:
+        self._greet()
+        code: int | None = None
+        while code is None:
             try:
-                line = self.reader.read()
+                code = self._step(self.reader.read())
             except EOFError:
-                return ExitCode.OK
+                code = ExitCode.OK
             except KeyboardInterrupt:
                 if not self.is_interactive or time.monotonic() - self._stopped_s < _TWICE_S:
                     return ExitCode.INTERRUPTED
                 self.say("Ctrl-D or /bye leaves\n")
-                continue
-            except SpecdecError as error:
+            except UsageError as error:
                 self.say(describe(error))
-                continue
-            try:
-                self._take(line)
-            except EOFError:
-                return ExitCode.OK
-            except KeyboardInterrupt:
-                if not self.is_interactive or self._is_stopping:
-                    return ExitCode.INTERRUPTED
-                self.note("(stopped)")
+        return code
+
+    def _greet(self) -> None:
+        if self.is_interactive:
+            self.note(self.title())
+            self.note('/help lists commands; Ctrl-D or /bye leaves; Alt-Enter or """ for several lines')
+        if self.chat.turns:
+            self.note(f"{counted(len(self.chat.turns))} so far; the last one: {shortened(self.chat.turns[-1].user)}")
+
+    def _step(self, line: str) -> int | None:
+        """Do what a line says; the exit code when it was the last one."""
+        try:
+            self._take(line)
+        except KeyboardInterrupt:
+            if not self.is_interactive or self._is_stopping:
+                return ExitCode.INTERRUPTED
+            self.note("(stopped)")
+        return None
 
     def _take(self, line: str) -> None:
         """One line: a command, a message, or nothing."""
