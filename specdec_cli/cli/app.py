@@ -66,7 +66,7 @@ specdec chat qwen2.5-coder-1.5b -s "You review Python code" --ctx 16384
 
 specdec chat --continue
 
-printf 'hi\nand again\n' | specdec chat -n 40
+echo "What is a monad?" | specdec chat -n 40
 """
 
 app.command(cls=AliasCommand, epilog=RUN_EXAMPLES)(run)

@@ -130,12 +130,12 @@ def _saved(stats: Stats) -> Line:
 def _decoded(stats: Stats) -> Line:
     """What was decoded, beside what was sent and answered: a conversation is read once."""
     line = [
-        _part("prompts ", str(stats.num_prompt_tokens), " tokens"),
-        _part("answers ", str(stats.num_tokens), " tokens"),
+        _part("tokens of prompts ", str(stats.num_prompt_tokens)),
+        _part("of answers ", str(stats.num_tokens)),
         _part("decoded by the target ", str(stats.num_target_decoded)),
     ]
     if stats.num_draft_decoded:
-        line.append(_part("by the draft model ", str(stats.num_draft_decoded)))
+        line.append(_part("by the draft ", str(stats.num_draft_decoded)))
     return line
 
 
