@@ -7,6 +7,7 @@ import json
 import os
 import re
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -291,6 +292,36 @@ class TestPipe:
 
     def test_needs_a_draft_model(self, run: Run) -> None:
         assert "`--drafter model` needs a draft model" in run("/set drafter model\n").err
+
+    def test_null_characters(self, run: Run) -> None:
+        lines = "/file a\0b\n/save a\0b\n/load a\0b\n/model a\0b.gguf\n/set ngram-cache a\0b\n/system a\0b\nhi\n"
+        done = run(lines)
+        assert (done.code, len(done.lines)) == (0, 1)
+        assert done.err.count("takes no null character") == 5
+
+    def test_statistics_that_cannot_be_used(self, run: Run) -> None:
+        Path("notes.db").write_text("no database, but long enough to look at, and to be left as it is" * 9)
+        done = run("/set ngram-cache notes.db\nhi\n")
+        assert (done.code, len(done.lines)) == (0, 1)
+        assert "Warning: " in done.err
+        assert Path("notes.db").read_text().startswith("no database")
+
+    def test_ctrl_c_in_a_pipe_ends_it(self, folder: Path, shared_home: Path) -> None:
+        command = [sys.executable, "-m", "specdec_cli", "chat", "--target", str(folder / "target.gguf")]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        pipe = subprocess.PIPE
+        arguments = [*command, "-n", "1500", "--ignore-eos", "--no-draft"]
+        with subprocess.Popen(arguments, env=environment, stdin=pipe, stdout=pipe, stderr=pipe) as process:
+            assert process.stdin is not None
+            assert process.stdout is not None
+            process.stdin.write(b"hi\nand again\n")
+            process.stdin.flush()
+            first = process.stdout.read(8)
+            process.send_signal(signal.SIGINT)
+            out, err = process.communicate(timeout=WAIT_S)
+        assert process.returncode == 130
+        assert b"(stopped)" in err
+        assert messages()[1] == (first + out).decode().removesuffix("\n")
 
     def test_copy(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "no answer to copy" in run("/copy\n").err

@@ -54,6 +54,7 @@ COMMANDS = {
     "model": Command("[PAIR]", "go on with other models: a pair, or a target's .gguf file"),
     "copy": Command("", "copy the last answer"),
 }
+_TAKES_TEXT = {"edit", "system"}
 _ALIASES = {"exit": "bye", "quit": "bye", "q": "bye", "?": "help", "h": "help"}
 
 
@@ -91,6 +92,8 @@ class Commands:
             raise UsageError(f"`/{name}` takes nothing behind it, not `{argument}`")
         if not argument and command.argument and not command.argument.startswith("["):
             raise UsageError(f"`/{name}` needs a {command.argument}", f"`/{name} {command.argument}`")
+        if "\0" in argument and name not in _TAKES_TEXT:
+            raise UsageError(f"`/{name}` takes no null character")
         cast(Callable[[str], None], getattr(self, f"_{name}"))(argument)
 
     def _help(self, _argument: str) -> None:

@@ -70,9 +70,15 @@ def open_session(
     with session:
         if session.warning:
             typer.echo(f"Warning: {session.warning}", err=True)
-        if session.options.drafting.drafter in {"auto", "ngram"} and session.ngrams and session.ngrams.problem:
-            typer.echo(f"Warning: {session.ngrams.warning}", err=True)
+        if session.options.drafting.drafter in {"auto", "ngram"}:
+            warn_of_ngrams(session)
         yield session
+
+
+def warn_of_ngrams(session: Session) -> None:
+    """Say what keeps n-gram statistics from being used."""
+    if session.ngrams and session.ngrams.problem:
+        typer.echo(f"Warning: {session.ngrams.warning}", err=True)
 
 
 def hint_at_tuning(session: Session, pair: str | None) -> None:

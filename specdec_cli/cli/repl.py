@@ -16,7 +16,7 @@ from specdec_cli.choice import ModelChoice, choose_models, fetch_files
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.chat_settings import Settings
 from specdec_cli.cli.commands import Commands, counted, shortened, split_command
-from specdec_cli.cli.job import View, answer_info, hint_at_tuning
+from specdec_cli.cli.job import View, answer_info, hint_at_tuning, warn_of_ngrams
 from specdec_cli.cli.lines import Reader
 from specdec_cli.cli.loaded import Loaded, describe
 from specdec_cli.errors import ContextFullError, ExitCode, SpecdecError, UsageError
@@ -221,6 +221,7 @@ class Repl:
             self._reopen(loaded.choice, settings)
         else:
             session.use_ngrams(settings.drafting.ngram_cache)
+            warn_of_ngrams(session)
             self.settings, self.chat.settings = settings, changed
         self._refresh()
 
