@@ -175,7 +175,7 @@ def load_pair_settings(pair: str | None) -> PairSettings:
     path = config_file()
     if pair is None:
         return PairSettings()
-    data = _parsed(path, read_ownread_own_text(path))
+    data = _parsed(path, read_own_text(path))
     table = data.get("pairs", {}).get(pair, {})
     return _pair_settings(table, f'{path}: [pairs."{pair}"]')
 
@@ -199,7 +199,7 @@ def save_pair_settings(pair: str, drafting: Drafting) -> Path:
 
     # A link into a folder of dotfiles stays one.
     path = config_file().resolve()
-    text = read_ownread_own_text(path)
+    text = read_own_text(path)
     _parsed(path, text)
     document = tomlkit.parse(text)
     pairs = document.setdefault("pairs", tomlkit.table(is_super_table=True))

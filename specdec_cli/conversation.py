@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from specdec_cli import template
+from specdec_cli.context import common_prefix
 from specdec_cli.errors import ModelLoadError, TemplateRefusedError
 from specdec_cli.types import LanguageModel
 
@@ -26,7 +27,50 @@ def encode_chat(model: LanguageModel, messages: Sequence[Message]) -> list[int]:
     Raises:
         ModelLoadError: the model has no template, or the template fails.
     """
-    text = render_chat(model, messages)
+    return encode_rendered(model, render_chat(model, messages))
+
+
+def encode_rendered(model: LanguageModel, text: str, held: Sequence[int] = ()) -> list[int]:
+    """Token ids of a conversation that `render_chat` wrote.
+
+    Args:
+        model: has the tokenizer.
+        text: the conversation.
+        held: tokens of an earlier state of it with the answer as it was sampled, which a cache still holds: a model
+            may cut its answer in other ways than the tokenizer. They are kept as far as `text` begins with what they
+            stand for and the tokenizer has a boundary there.
+    """
+    tokens = _tokenize(model, text)
+    if common_prefix(held, tokens) == min(len(held), len(tokens)):
+        return tokens
+    data = text.encode("utf-8", "replace")
+    num_after = {end: index + 1 for index, end in enumerate(_ends(model, tokens, data))}
+    ends = _ends(model, held, data)
+    for num_kept in range(len(ends), 0, -1):
+        if ends[num_kept - 1] in num_after:
+            return [*held[:num_kept], *tokens[num_after[ends[num_kept - 1]] :]]
+    return tokens
+
+
+def _ends(model: LanguageModel, tokens: Sequence[int], data: bytes) -> list[int]:
+    """Where in the text each token ends, up to the first one that stands for something else."""
+    ends: list[int] = []
+    place, after_special = 0, True
+    for token in tokens:
+        piece = model.piece(token, special=True)
+        if after_special and piece.startswith(b" ") and not data.startswith(piece, place):
+            # SentencePiece puts a space in front of a text, and behind special tokens.
+            piece = piece[1:]
+        if data.startswith(piece, place):
+            place += len(piece)
+        elif ends or token != model.bos:
+            break
+        ends.append(place)
+        after_special = not model.piece(token)
+    return ends
+
+
+def _tokenize(model: LanguageModel, text: str) -> list[int]:
     # A template that writes BOS itself must not get a second one from the model.
     bos = _text(model, model.bos)
     add_special = not (bos and text.startswith(bos))

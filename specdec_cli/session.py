@@ -265,6 +265,17 @@ class Session:
         return (target.decode_s if target else 0.0), (draft.decode_s if draft else 0.0)
 
     @property
+    def num_decoded(self) -> tuple[int, int]:
+        """Tokens given to decode calls of the present contexts: the target's and the draft model's."""
+        target, draft = self._contexts or (None, None)
+        return (target.num_decoded if target else 0), (draft.num_decoded if draft else 0)
+
+    @property
+    def plain_step_s(self) -> float | None:
+        """Seconds of a plain decoding step, as far as it was measured; None before."""
+        return None if self._costs is None else self._costs.target(1)
+
+    @property
     def num_ctx(self) -> int | None:
         """Tokens of context of the last answer; None before the first."""
         return self._contexts[0].num_ctx if self._contexts else None
@@ -284,7 +295,7 @@ class Session:
         """
         self._check_open()
         if isinstance(prompt, str):
-            self._check_text(prompt)
+            self.check_text(prompt)
         if raw:
             if not isinstance(prompt, str) or system is not None:
                 raise UsageError("--raw takes a bare text: no messages and no --system", "leave out `--system`")
@@ -306,6 +317,7 @@ class Session:
         max_tokens: int = DEFAULT_MAX_TOKENS,
         structure: Structure | None = None,
         drafting: Drafting | None = None,
+        num_answered: int = 0,
         on_trial: OnTrial | None = None,
     ) -> Iterator[Event]:
         """Generate an answer.
@@ -316,6 +328,7 @@ class Session:
             max_tokens: the most tokens of the answer.
             structure: stop strings and the form of the answer.
             drafting: in place of the session's own; `PLAIN_DECODING` is the baseline.
+            num_answered: of the prompt's tokens, the last ones that are the beginning of the answer, which goes on.
             on_trial: told about every draft token that was tried; for checks.
 
         Yields:
@@ -330,7 +343,7 @@ class Session:
         structure, drafting = structure or Structure(), drafting or self.options.drafting
         tokens = self._tokens(prompt)
         params = self._without_eos(params) if structure.ignore_eos else params
-        constraint = self._constraint(structure, len(tokens))
+        constraint = self._constraint(structure, len(tokens) - num_answered)
         rng = np.random.default_rng(params.seed)
         # Whoever prepares may measure, and must not lose the contexts to another stream that needs larger ones.
         with self._lock:
@@ -349,7 +362,7 @@ class Session:
             self._num_streams += 1
         answer: list[int] = []
         try:
-            for event in self._with_text(self._locked(events), tokens, structure, constraint):
+            for event in self._with_text(self._locked(events), tokens, structure, constraint, num_answered):
                 if isinstance(event, Token):
                     answer.append(event.id)
                 yield event
@@ -370,11 +383,19 @@ class Session:
             yield event
 
     def _with_text(
-        self, events: Iterator[Event], prompt: Sequence[int], structure: Structure, constraint: GrammarConstraint | None
+        self,
+        events: Iterator[Event],
+        prompt: Sequence[int],
+        structure: Structure,
+        constraint: GrammarConstraint | None,
+        num_answered: int,
     ) -> Iterator[Event]:
         """The events with their text, up to a stop string, and closed where a grammar's sentence was cut."""
         decoder, stops = TextDecoder(self.target.piece), StopStrings(structure.stop)
         tokens = list(prompt)
+        for token in tokens[len(tokens) - num_answered :]:
+            # Half a character, or half a stop string, goes on too.
+            stops.push(decoder.push(token))
         num_shown = 0
         for event in events:
             if isinstance(event, Token):
@@ -468,8 +489,13 @@ class Session:
         if not self._free.alive:
             raise UsageError("the session is closed", "load the models again")
 
-    def _check_text(self, text: str) -> None:
-        """Before it is tokenized, which takes minutes for what cannot fit anyway."""
+    def check_text(self, text: str) -> None:
+        """Look at a message before it is tokenized, which takes minutes for what cannot fit anyway.
+
+        Raises:
+            UsageError: nothing in it.
+            ContextFullError: far more text than the model takes.
+        """
         if not text.strip():
             raise UsageError("the prompt is empty", 'try `specdec run "your question"`')
         limit = _MAX_BYTES_PER_TOKEN * self.target.max_ctx
@@ -531,6 +557,13 @@ class Session:
                 return None
             self._ngrams = NgramStore.open(path, vocabulary)
         return self._ngrams
+
+    def use_ngrams(self, path: Path | None) -> None:
+        """Draft from these n-gram statistics from now on, see `SessionOptions.ngram_cache`."""
+        if path != self.options.ngram_cache:
+            if self._ngrams is not None:
+                self._ngrams.close()
+            self._ngrams, self.options = None, dataclasses.replace(self.options, ngram_cache=path)
 
     @property
     def costs(self) -> CostModel:

@@ -1,9 +1,12 @@
-"""Everything that is derived from the events of one answer."""
+"""Everything that is derived from the events of an answer, or of several."""
 
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, field
+from collections.abc import Iterable
+from dataclasses import dataclass, field, fields
+from itertools import pairwise, zip_longest
+from typing import Any
 
 from specdec_cli.types import Event, Prefill, Round, Token
 
@@ -29,6 +32,9 @@ class Stats:
         wall_s: seconds from the start to the last event.
         draft_s: seconds in the draft model's decode calls, prompt included.
         verify_s: seconds in the target's decode calls, prompt included.
+        num_target_decoded: tokens that the target decoded, prompt and rejected drafts included; where a caller counts.
+        num_draft_decoded: the same for the draft model.
+        saved_s: seconds that plain decoding would have taken longer; None where nobody knows.
     """
 
     num_prompt_tokens: int = 0
@@ -47,7 +53,22 @@ class Stats:
     wall_s: float = 0.0
     draft_s: float = 0.0
     verify_s: float = 0.0
+    num_target_decoded: int = 0
+    num_draft_decoded: int = 0
+    saved_s: float | None = None
     _started: float = field(default_factory=time.perf_counter, repr=False)
+
+    @classmethod
+    def total(cls, parts: Iterable[Stats]) -> Stats:
+        """Several answers as one: counts and seconds added up, what is not known left out."""
+        whole = cls()
+        for part in parts:
+            for name, value in part._summands():
+                setattr(whole, name, _plus(getattr(whole, name), value))
+        return whole
+
+    def _summands(self) -> list[tuple[str, Any]]:
+        return [(item.name, getattr(self, item.name)) for item in fields(self) if not item.name.startswith("_")]
 
     def add(self, event: Event) -> None:
         """Take the next event into account, at the moment it arrives."""
@@ -101,6 +122,20 @@ class Stats:
         later = self.num_tokens - self.num_first_tokens
         return later / self.generation_s if later > 0 and self.generation_s > 0 else 0.0
 
+    def saved_against(self, plain_s: float) -> float:
+        """Seconds saved after the first round, negative for lost ones, against plain decoding.
+
+        Args:
+            plain_s: seconds of a plain decoding step.
+        """
+        return max(0, self.num_tokens - self.num_first_tokens) * plain_s - self.generation_s
+
+    @property
+    def accepted_lengths(self) -> list[int]:
+        """Number of rounds in which 0, 1, 2, ... draft tokens were accepted."""
+        reached = [self.num_rounds, *self.accepted_by_position, 0]
+        return [more - fewer for more, fewer in pairwise(reached)]
+
     @property
     def acceptance_rate(self) -> float:
         """Accepted / drafted; 0.0 without drafts."""
@@ -126,6 +161,17 @@ class Stats:
         """Shares of `wall_s` in "draft", "verify" and "other"; all 0.0 before the first event."""
         whole = self.wall_s or 1.0
         return {"draft": self.draft_s / whole, "verify": self.verify_s / whole, "other": self.other_s / whole}
+
+
+def _plus(first: Any, second: Any) -> Any:
+    """The sum of two numbers, lists by position, or mappings by key; None counts for nothing."""
+    if first is None or second is None:
+        return second if first is None else first
+    if isinstance(first, dict):
+        return {key: first.get(key, 0) + second.get(key, 0) for key in [*first, *(k for k in second if k not in first)]}
+    if isinstance(first, list):
+        return [a + b for a, b in zip_longest(first, second, fillvalue=0)]
+    return first + second
 
 
 _TINY_GAP = 0.01

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 from collections.abc import Callable, Sequence
+from typing import Literal
 
 
 class TextDecoder:
@@ -63,6 +64,66 @@ class StopStrings:
         """What was held back, at the end of the answer."""
         held, self._held = self._held, ""
         return held
+
+
+THINK_OPEN, THINK_CLOSE = "<think>", "</think>"
+
+
+class Thinking:
+    """Tells what a reasoning model thinks from what it answers, in text that arrives in pieces.
+
+    Only thinking at the very beginning counts: later on the tags may be what the answer is about.
+
+    Args:
+        opened: the prompt ended with the opening tag.
+    """
+
+    def __init__(self, *, opened: bool = False) -> None:
+        self._place: Literal["start", "thought", "answer"] = "thought" if opened else "start"
+        self._held = ""
+
+    def push(self, text: str) -> list[tuple[str, bool]]:
+        """Text that can be told, in parts: each with whether it is a thought; the tags belong to the thought."""
+        whole, self._held = self._held + text, ""
+        if self._place == "start":
+            begun = whole.lstrip()
+            if begun.startswith(THINK_OPEN):
+                self._place = "thought"
+            elif THINK_OPEN.startswith(begun):
+                self._held = whole
+                return []
+            else:
+                self._place = "answer"
+        parts = self._thought(whole) if self._place == "thought" else [(whole, False)]
+        return [part for part in parts if part[0]]
+
+    def _thought(self, whole: str) -> list[tuple[str, bool]]:
+        before, tag, after = whole.partition(THINK_CLOSE)
+        if tag:
+            self._place = "answer"
+            return [(before + tag, True), (after, False)]
+        size = len(whole) - _overlap(whole, THINK_CLOSE)
+        self._held = whole[size:]
+        return [(whole[:size], True)]
+
+    def flush(self) -> list[tuple[str, bool]]:
+        """What was held back, at the end of the answer."""
+        held, self._held = self._held, ""
+        return [(held, self._place == "thought")] if held else []
+
+    @property
+    def is_thinking(self) -> bool:
+        """Whether the thought has begun and not ended."""
+        return self._place == "thought"
+
+
+def without_thinking(answer: str) -> str:
+    """A whole answer without what the model thought before it."""
+    thinking = Thinking()
+    parts = [*thinking.push(answer), *thinking.flush()]
+    if not any(is_thought for _, is_thought in parts):
+        return answer
+    return "".join(text for text, is_thought in parts if not is_thought).lstrip()
 
 
 def _overlap(text: str, stop: str) -> int:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import datetime
+from itertools import pairwise
 
 import pytest
 
-from specdec_cli.conversation import encode_chat, encode_raw, render_chat
+from specdec_cli.conversation import encode_chat, encode_raw, encode_rendered, render_chat
 from specdec_cli.errors import ModelLoadError
 from specdec_cli.testing import FakeModel
 
@@ -219,3 +220,81 @@ def test_broken_template_is_a_load_error(template: str) -> None:
 @pytest.mark.parametrize("arguments", ["ensure_ascii=False", "separators=(',', ':')", "sort_keys=True"])
 def test_json_filter_takes_what_templates_of_the_hub_pass(arguments: str) -> None:
     assert render("{{ {'a': 'é'} | tojson(%s) }}" % arguments) in ('{"a": "é"}', '{"a":"é"}')  # noqa: UP031
+
+
+# --- what a cache holds ----------------------------------------------------------------------------------------------
+
+
+class Paired(FakeModel):
+    """Pairs of letters are one token, but a model may say them one by one; `<e>` ends a turn; BOS is no text."""
+
+    bos = 500
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        tokens = [500] if add_special else []
+        place = 0
+        while place < len(text):
+            if text.startswith("<e>", place):
+                tokens.append(501)
+                place += 3
+            elif text[place : place + 2] in ("ab", "cd"):
+                tokens.append(300 + ord(text[place]))
+                place += 2
+            else:
+                tokens.append(ord(text[place]))
+                place += 1
+        return tokens
+
+    def piece(self, token: int, *, special: bool = False) -> bytes:
+        if token >= 500:
+            return (b"<s>", b"<e>")[token - 500] if special else b""
+        return bytes([token - 300, token - 299]) if token >= 300 else bytes([token])
+
+
+PAIRED = Paired()
+AB, CD, END = 300 + ord("a"), 300 + ord("c"), 501
+
+
+def letters(text: str) -> list[int]:
+    return [ord(letter) for letter in text]
+
+
+@pytest.mark.parametrize(
+    ("held", "text", "tokens"),
+    [
+        # Sampled letter by letter, and kept so; what is new is cut as the tokenizer does.
+        ([500, AB, END, *letters("ab")], "ab<e>ab<e>abx", [500, AB, END, *letters("ab"), END, AB, *letters("x")]),
+        # Kept up to the first difference, and a token that reaches beyond it stays whole.
+        ([500, AB, END, *letters("abab")], "ab<e>abcd", [500, AB, END, *letters("ab"), CD]),
+        ([500, AB, END, *letters("xa")], "ab<e>xab", [500, AB, END, *letters("x"), AB]),
+        # Canonical: nothing to decide.
+        ([500, AB, END], "ab<e>ab", [500, AB, END, AB]),
+        ([], "ab", [500, AB]),
+        ([500, AB, CD, END], "ab", [500, AB]),
+        # Another beginning.
+        ([500, *letters("ab")], "cdab", [500, CD, AB]),
+        # The answer's last token is the beginning of something else now.
+        ([500, END, *letters("ab")], "<e>a<e>", [500, END, *letters("a"), END]),
+    ],
+    ids=str,
+)
+def test_held_tokens_are_kept(held: list[int], text: str, tokens: list[int]) -> None:
+    assert encode_rendered(PAIRED, text, held) == tokens
+
+
+def test_held_tokens_with_a_space_that_is_no_text() -> None:
+    class Spaced(Paired):
+        def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+            tokens = super().tokenize(text, add_special=add_special, parse_special=parse_special)
+            # As SentencePiece: a space in front of the text and behind special tokens, as part of the next token.
+            return [tokens[0], *(1000 + token if before in (500, END) else token for before, token in pairwise(tokens))]
+
+        def piece(self, token: int, *, special: bool = False) -> bytes:
+            if token >= 1000:
+                return b" " + super().piece(token - 1000)
+            return super().piece(token, special=special)
+
+    model = Spaced()
+    held = [*model.tokenize("x<e>y", add_special=True, parse_special=True), *letters("ab")]
+    text = "x<e>yabcd"
+    assert encode_rendered(model, text, held) == [*held, CD]

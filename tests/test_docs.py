@@ -68,7 +68,7 @@ def test_command_page_is_up_to_date() -> None:
     assert (done.returncode, done.stdout) == (0, ""), f"run `python docs/make_cli.py`\n{done.stdout}{done.stderr}"
 
 
-@pytest.mark.parametrize("command", [(), ("run",), ("pull",)])
+@pytest.mark.parametrize("command", [(), ("run",), ("chat",), ("pull",)])
 def test_command_page_has_what_help_shows(
     command: tuple[str, ...], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

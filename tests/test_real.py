@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,6 +18,7 @@ import pytest
 from schemas import SCHEMAS
 
 from specdec_cli import paths
+from specdec_cli.chat import Chat, ChatSettings
 from specdec_cli.choice import choose_models, fetch_files
 from specdec_cli.compatibility import Compatibility, compare
 from specdec_cli.constraint import Grammar
@@ -215,3 +218,36 @@ def test_answers_under_a_schema_validate(session: Session, name: str) -> None:
             f"{stats.num_tokens} tokens, {stats.num_closing} closing, {stats.wall_s:.1f} s"
         )
         assert stats.num_accepted > 0
+
+
+def test_a_conversation_in_a_pipe(files: tuple[Path, Path]) -> None:
+    models = ["--target", str(files[0]), "--draft", str(files[1])]
+    command = [sys.executable, "-m", "specdec_cli", "chat", *models, "-n", "12", "--ctx", "512"]
+    done = subprocess.run(command, input="hi\nand again\n", capture_output=True, text=True, check=False)
+    print(done.stdout, done.stderr)
+    assert done.returncode == 0
+    assert len([line for line in done.stdout.splitlines() if line]) >= 2
+    assert done.stderr.count(" tok/s") == 2
+    assert "tokens" not in done.stdout
+
+
+def test_a_turn_decodes_what_is_new(session: Session) -> None:
+    session.clear()
+    chat = Chat(session, ChatSettings(GREEDY, max_tokens=16), "Answer in one short sentence.")
+    for message in ("Name a planet.", "Name another one.", "And one more."):
+        for _ in chat.send(message):
+            pass
+        stats, whole = chat.answers[-1], chat.stats
+        print(f"{message} {stats.first_token_s:.2f} s; {stats.num_prompt_tokens} tokens, {chat.turns[-1].answer!r}")
+        num_known = len(both_contexts(session)[0].tokens) + whole.num_drafted - whole.num_accepted
+        # An end token that was drafted and accepted is in the cache, but not in the answer.
+        assert num_known - len(chat.turns) <= whole.num_target_decoded <= num_known
+        assert whole.num_draft_decoded <= num_known + len(chat.turns)
+    assert chat.answers[-1].num_target_decoded < chat.answers[-1].num_prompt_tokens
+
+
+def both_contexts(session: Session) -> tuple[CachedContext, CachedContext]:
+    assert session._contexts is not None
+    target = session._contexts[0]
+    assert isinstance(target, CachedContext)
+    return target, draft_context(session)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import dataclasses
 import io
 import json
 import os
@@ -558,8 +559,9 @@ class TestJson:
         assert set(comparison["near_tie"]) == documented("Near-tie")
 
     def test_all_numbers_of_stats_are_there(self) -> None:
-        names = {name for name in dir(Stats) if not name.startswith("_")} - {"add", "stop"}
-        assert set(jsonl.STATS_FIELDS) == names
+        methods = {"add", "stop", "total", "saved_against", "accepted_lengths"}
+        names = {name for name in dir(Stats) if not name.startswith("_")} - methods
+        assert {*jsonl.STATS_FIELDS, *jsonl.CONVERSATION_FIELDS} == names
 
     def test_interrupted(self) -> None:
         end = self.lines(events=EVENTS[:2], reason="interrupted")[-1]
@@ -740,3 +742,78 @@ def test_explain_has_a_line_a_round_and_one_for_a_stretch_of_plain_decoding() ->
     assert "12.5" in lines[2]
     assert "drafting does not pay" in lines[0]
     assert lines[4].split() == ["6", "-", "3", "3"]
+
+
+# --- a conversation --------------------------------------------------------------------------------------------------
+
+THOUGHT: list[Event] = [
+    Token(1, "target", "<thi"),
+    Token(2, "target", "nk>we"),
+    Token(3, "draft", "ll</think>"),
+    Token(4, "target", "\n\n"),
+    Token(5, "draft", "[b]yes"),
+    Finish("eog", "!"),
+]
+
+
+class TestConversation:
+    def test_one_line_for_an_answer(self) -> None:
+        stats = dataclasses.replace(numbers(), saved_s=-0.26)
+        out, err = shown(stats=stats, brief=True)
+        assert out.endswith("\n")
+        assert err == "5 tokens · 2.0 tok/s · 60% of 5 accepted · lost 0.3 s · the limit of `-n`\n"
+        assert shown(stats=stats, brief=True, reason="interrupted")[1].endswith(" · (stopped)\n")
+        assert shown(stats=stats, brief=True, err=Terminal())[1].startswith("\x1b[2m")
+        assert shown(stats=stats, brief=True, quiet=True)[1] == ""
+
+    def test_legend_once(self) -> None:
+        out, err = Terminal(), Terminal()
+        renderer = make_renderer(stdout=out, stderr=err, brief=True)
+        for _ in range(2):
+            renderer.start(INFO)
+            renderer.end(numbers(), "eog")
+        assert err.getvalue().count("accepted draft tokens; plain") == 1
+
+    def test_thoughts_are_dim(self) -> None:
+        out, _ = shown(out=Terminal(), events=THOUGHT, brief=True, thoughts="show")
+        assert out == ("\x1b[2m<think>we\x1b[0m\x1b[2m\x1b[4;32mll</think>\x1b[0m\n\n\x1b[4;32m[b]yes\x1b[0m!\n")
+        assert without_sgr(out) == "<think>well</think>\n\n[b]yes!\n"
+
+    def test_thoughts_in_a_pipe(self) -> None:
+        assert shown(events=THOUGHT, brief=True, thoughts="show")[0] == "<think>well</think>\n\n[b]yes!\n"
+        out, err = shown(events=THOUGHT, brief=True, thoughts="hide")
+        assert out == "[b]yes!\n"
+        assert err.startswith("(thinking)\n5 tokens")
+        assert shown(events=THOUGHT, thoughts="hide", quiet=True)[1] == ""
+
+    def test_a_thought_that_the_prompt_began(self) -> None:
+        events: list[Event] = [Token(1, "target", "well</th"), Token(2, "target", "ink>\nyes")]
+        out, _ = shown(events=events, brief=True, thoughts="hide", info={**INFO, "thinking": True})
+        assert out == "yes\n"
+        out, _ = shown(events=events[:1], brief=True, thoughts="show", info={**INFO, "thinking": True})
+        assert out == "well</th\n"
+
+    def test_all_answers_together(self) -> None:
+        stats = dataclasses.replace(numbers(), saved_s=1.5, num_target_decoded=30, num_draft_decoded=40)
+        text = summary.session_text(io.StringIO(), "auto", stats, 2)
+        assert text.startswith("2 answers · 5 tokens · 2.0 tok/s")
+        assert "rounds by number of accepted draft tokens\n   0 " in text
+        assert "saved 1.50 s against plain decoding" in text
+        assert text.endswith("tokens of prompts 5 · of answers 5 · decoded by the target 30 · by the draft 40\n")
+        many = dataclasses.replace(stats, num_rounds=64, num_accepted=2080, num_drafted=2080)
+        many.accepted_by_position = many.drafted_by_position = list(range(64, 0, -1))
+        assert "  9+ " in summary.session_text(io.StringIO(), "auto", many, 2)
+        assert summary.session_text(io.StringIO(), "auto", Stats(), 0).startswith("0 answers · 0 tokens")
+
+    def test_tables_fit(self) -> None:
+        rows = [
+            ("name", "a text that is longer than a narrow terminal is wide"),
+            ("a-very-long-name-of-a-setting", "x\x1b[0m"),
+        ]
+        for width in (1, 10, 40, 200):
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setenv("COLUMNS", str(width))
+                text = summary.table_text(io.StringIO(), "auto", rows)
+            assert "\x1b" not in text
+            assert "name" in text
+        assert summary.table_text(io.StringIO(), "auto", []) == ""

@@ -113,3 +113,31 @@ def test_gap_of_a_near_tie() -> None:
 )
 def test_a_near_tie_is_explained_by_what_batching_does(gap: float, noise: float, explained: bool) -> None:
     assert NearTie(3, ("a", "b"), (1.0 + gap, 1.0), noise).is_explained is explained
+
+
+def test_several_answers_as_one(stats: Stats) -> None:
+    other = Stats(num_tokens=4, num_rounds=1, num_drafted=5, num_accepted=5, wall_s=1.0, saved_s=0.5)
+    other.drafted_by_position, other.accepted_by_position = [1] * 5, [1] * 5
+    other.drafted_by_drafter = {"ngram": 5}
+    whole = Stats.total([stats, other, Stats()])
+    assert (whole.num_tokens, whole.num_rounds, whole.num_accepted) == (10, 4, 8)
+    assert whole.accepted_by_position == [3, 2, 1, 1, 1]
+    assert whole.drafted_by_drafter == {"ngram": 5}
+    assert whole.wall_s == pytest.approx(stats.wall_s + 1.0)
+    assert whole.first_token_s == stats.first_token_s
+    assert whole.saved_s == 0.5
+    assert stats.accepted_by_position == [2, 1, 0, 0]
+    assert Stats.total([]).num_tokens == 0
+
+
+def test_accepted_lengths(stats: Stats) -> None:
+    # Of three rounds one had nothing accepted, one a token, one two.
+    assert stats.accepted_lengths == [1, 1, 1, 0, 0]
+    assert sum(stats.accepted_lengths) == stats.num_rounds
+    assert Stats().accepted_lengths == [0]
+
+
+def test_saved(stats: Stats) -> None:
+    # Three tokens came after the first round, within a second.
+    assert stats.saved_against(0.5) == pytest.approx(0.5)
+    assert stats.saved_against(0.1) == pytest.approx(-0.7)

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from specdec_cli.text import StopStrings, TextDecoder
+from specdec_cli.text import StopStrings, TextDecoder, Thinking, without_thinking
 
 tricky = st.one_of(st.binary(max_size=12), st.text(max_size=6).map(str.encode)).map(bytes)
 byte_strings = st.lists(tricky, max_size=6).map(b"".join)
@@ -171,3 +171,57 @@ def test_half_a_character_before_a_stop_string() -> None:
     assert [strings.push(decoder.push(index)) for index in range(4)] == ["", "漢", "", ""]
     assert strings.found
     assert strings.flush() == ""
+
+
+# --- thoughts ------------------------------------------------------------------------------------------------------
+
+
+def thought_and_answer(pieces: list[str], *, opened: bool = False) -> tuple[str, str]:
+    thinking = Thinking(opened=opened)
+    parts = [part for piece in pieces for part in thinking.push(piece)] + thinking.flush()
+    return "".join(text for text, thought in parts if thought), "".join(text for text, thought in parts if not thought)
+
+
+@pytest.mark.parametrize(
+    ("text", "opened", "thought"),
+    [
+        ("<think>\nwell\n</think>\n\nyes", False, "<think>\nwell\n</think>"),
+        ("\n <think>x</think>yes </think>", False, "\n <think>x</think>"),
+        ("well</think>yes", True, "well</think>"),
+        ("well", True, "well"),
+        ("<think>well </thi", False, "<think>well </thi"),
+        ("yes <think>x</think>", False, ""),
+        ("<thin", False, ""),
+        ("< think>", False, ""),
+        ("  ", False, ""),
+        ("", False, ""),
+    ],
+)
+def test_thoughts_are_told_from_the_answer(text: str, opened: bool, thought: str) -> None:
+    assert thought_and_answer([text], opened=opened) == (thought, text[len(thought) :])
+    assert thought_and_answer(list(text), opened=opened) == (thought, text[len(thought) :])
+
+
+@given(
+    st.lists(st.sampled_from(["<think>", "</think>", "<th", "ink>", "</", "x", "\n", " ", "<"]), max_size=8), st.data()
+)
+def test_any_cut_gives_the_same_thought(words: list[str], data: st.DataObject) -> None:
+    whole = "".join(words)
+    cuts = sorted(data.draw(st.lists(st.integers(0, len(whole)), max_size=6)))
+    pieces = [whole[a:b] for a, b in pairwise([0, *cuts, len(whole)])]
+    thought, answer = thought_and_answer(pieces)
+    assert thought + answer == whole
+    assert (thought, answer) == thought_and_answer([whole])
+
+
+def test_nothing_is_held_back_but_what_could_be_a_tag() -> None:
+    thinking = Thinking(opened=True)
+    assert thinking.push("a <b </thi") == [("a <b ", True)]
+    assert thinking.push("s") == [("</this", True)]
+    assert thinking.push("</think>c") == [("</think>", True), ("c", False)]
+    assert thinking.push("</think") == [("</think", False)]
+
+
+def test_without_thinking() -> None:
+    assert without_thinking("<think>a</think>\n\nb\n") == "b\n"
+    assert without_thinking(" b ") == " b "

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from specdec_cli.cli.command import Entry, LazyGroup, TolerantCommand
+from specdec_cli.cli.command import Entry, LazyGroup, TolerantCommand, parse_error
 from specdec_cli.errors import ExitCode, SpecdecError
 from specdec_cli.render.terminal import neutralize
 
@@ -41,9 +41,24 @@ specdec bench --compare before.json
 specdec bench qwen2.5-coder-1.5b --sweep --save
 """
 
+CHAT_EXAMPLES = """
+Examples:
+
+specdec chat
+
+specdec chat qwen2.5-coder-1.5b -s "You review Python code" --ctx 16384
+
+specdec chat --continue
+
+echo "What is a monad?" | specdec chat -n 40
+"""
+
 # In the order of the help. The lines are those of the commands themselves, which a test compares.
 COMMANDS = {
     "run": Entry("run", "Answer one prompt, live, with acceptance statistics.", RUN_EXAMPLES),
+    "chat": Entry(
+        "chat", "Talk with a pair; each turn decodes only what is new in it. `/help` lists the commands.", CHAT_EXAMPLES
+    ),
     "pull": Entry(
         "pull", "Download a matched target and draft model, then make the draft fit this machine, see `specdec tune`."
     ),
@@ -134,7 +149,7 @@ def invoke(arguments: list[str]) -> int:
         code = error.exit_code
     except typer.Abort:
         code = ExitCode.INTERRUPTED
-    except _usage_error() as error:
+    except parse_error() as error:
         return _report_usage(error, arguments)
     except OSError as error:
         reason = error.strerror or str(error)
@@ -152,11 +167,6 @@ def _take_debug(arguments: list[str]) -> list[str]:
         return arguments
     os.environ["SPECDEC_DEBUG"] = "1"
     return [argument for argument in arguments[:end] if argument != "--debug"] + arguments[end:]
-
-
-def _usage_error() -> type[Any]:
-    # The base of Typer's parsing errors; Typer bundles its parser, so there is no public name for it.
-    return next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
 
 
 def _report_usage(error: Any, arguments: list[str]) -> int:

@@ -80,6 +80,11 @@ def _process_value(parameter: Any, ctx: Any, value: Any) -> Any:
     return parameter.callback(ctx, parameter, value) if parameter.callback else value
 
 
+def parse_error() -> type[Any]:
+    """The base of Typer's parsing errors; Typer bundles its parser, so there is no public name for it."""
+    return next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "ClickException")
+
+
 # --- commands --------------------------------------------------------------------------------------------------------
 
 

@@ -21,10 +21,10 @@ from specdec_cli.cli.status import status
 from specdec_cli.errors import ExitCode
 from specdec_cli.files import read_object, replace_text
 from specdec_cli.llama import supports_gpu_offload
-from specdec_cli.render import ColorMode, Renderer, make_renderer
+from specdec_cli.render import ColorMode, Renderer, Thoughts, make_renderer
 from specdec_cli.session import Session, SessionOptions, Structure, with_seed
 from specdec_cli.stats import Comparison, Stats
-from specdec_cli.types import PLAIN_DECODING, Finish, SamplingParams, Token
+from specdec_cli.types import PLAIN_DECODING, Drafting, Finish, SamplingParams, Token
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,12 +36,14 @@ class View:
     color: ColorMode
     stream: bool
     explain: bool = False
+    brief: bool = False
+    thoughts: Thoughts | None = None
 
     def renderer(self) -> Renderer:
         """A renderer on the process's own streams."""
         return make_renderer(
             stdout=sys.stdout, stderr=sys.stderr, color=self.color, json=self.json, quiet=self.quiet,
-            stream=self.stream, explain=self.explain,
+            stream=self.stream, explain=self.explain, brief=self.brief, thoughts=self.thoughts,
         )  # fmt: skip
 
 
@@ -68,9 +70,15 @@ def open_session(
     with session:
         if session.warning:
             typer.echo(f"Warning: {session.warning}", err=True)
-        if session.options.drafting.drafter in {"auto", "ngram"} and session.ngrams and session.ngrams.problem:
-            typer.echo(f"Warning: {session.ngrams.warning}", err=True)
+        if session.options.drafting.drafter in {"auto", "ngram"}:
+            warn_of_ngrams(session)
         yield session
+
+
+def warn_of_ngrams(session: Session) -> None:
+    """Say what keeps n-gram statistics from being used."""
+    if session.ngrams and session.ngrams.problem:
+        typer.echo(f"Warning: {session.ngrams.warning}", err=True)
 
 
 def hint_at_tuning(session: Session, pair: str | None) -> None:
@@ -124,7 +132,7 @@ class Job:
         # The caches belong to the loading, not to the time of the answer, and so does what is measured with them.
         with interrupt.stop_on_sigint(), status(sys.stderr, "Preparing", quiet=view.quiet or view.json):
             self.session.prepare(len(self.prompt), self.max_tokens)
-        renderer.start(self._info())
+        renderer.start(answer_info(self.session, self.pair, self.params, seed_drawn=self.seed_drawn))
         stats = Stats()
         try:
             with interrupt.stop_on_sigint():
@@ -183,32 +191,45 @@ class Job:
         near_tie = self.session.near_tie(self.prompt, self.answer, baseline.tokens, self.params, self.structure)
         return Comparison(stats, baseline.stats, near_tie is None, near_tie)
 
-    def _info(self) -> dict[str, object]:
-        session = self.session
-        draft = session.draft_model
-        return {
-            "pair": self.pair,
-            "target": session.target.path.name,
-            "draft": draft.path.name if draft else None,
-            "draft_format": session.tuned.label if session.tuned else None,
-            "drafter": self._drafter(),
-            "num_draft_tokens": session.options.drafting.num_draft_tokens,
-            "draft_confidence": session.options.drafting.min_confidence,
-            "num_ctx": session.num_ctx,
-            "temperature": self.params.temperature,
-            "seed": self.params.seed,
-            "seed_drawn": self.seed_drawn,
-            "sampling": self._sampling(),
-        }
 
-    def _drafter(self) -> str:
-        """What proposes tokens: without a draft model `auto` means n-grams."""
-        drafting = self.session.options.drafting
-        if drafting.is_off:
-            return "none"
-        return drafting.drafter if self.session.draft_model or drafting.drafter != "auto" else "ngram"
+def answer_info(
+    session: Session,
+    pair: str | None,
+    params: SamplingParams,
+    *,
+    seed_drawn: bool,
+    drafting: Drafting | None = None,
+) -> dict[str, object]:
+    """The fields of the `start` line in docs/json.md.
 
-    def _sampling(self) -> dict[str, object]:
-        # JSON has no infinity.
-        bias = [[token, bias if math.isfinite(bias) else str(bias)] for token, bias in self.params.logit_bias]
-        return {**dataclasses.asdict(self.params), "logit_bias": bias}
+    Args:
+        session: the loaded models.
+        pair: its name.
+        params: sampling settings with their seed.
+        seed_drawn: nobody chose the seed.
+        drafting: in place of the session's own.
+    """
+    draft, drafting = session.draft_model, drafting or session.options.drafting
+    # JSON has no infinity.
+    bias = [[token, bias if math.isfinite(bias) else str(bias)] for token, bias in params.logit_bias]
+    return {
+        "pair": pair,
+        "target": session.target.path.name,
+        "draft": draft.path.name if draft else None,
+        "draft_format": session.tuned.label if session.tuned else None,
+        "drafter": _drafter(session, drafting),
+        "num_draft_tokens": drafting.num_draft_tokens,
+        "draft_confidence": drafting.min_confidence,
+        "num_ctx": session.num_ctx,
+        "temperature": params.temperature,
+        "seed": params.seed,
+        "seed_drawn": seed_drawn,
+        "sampling": {**dataclasses.asdict(params), "logit_bias": bias},
+    }
+
+
+def _drafter(session: Session, drafting: Drafting) -> str:
+    """What proposes tokens: without a draft model `auto` means n-grams."""
+    if drafting.is_off:
+        return "none"
+    return drafting.drafter if session.draft_model or drafting.drafter != "auto" else "ngram"

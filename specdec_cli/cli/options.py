@@ -37,6 +37,7 @@ _drafting = functools.partial(_option, panel="Drafting")
 _sampling = functools.partial(_option, panel="Sampling")
 _structure = functools.partial(_option, panel="Structure")
 _output = functools.partial(_option, panel="Output")
+_chat = functools.partial(_option, panel="Conversation")
 
 
 def complete_pair(incomplete: str) -> list[str]:
@@ -86,6 +87,12 @@ DraftOption = Annotated[
 ]
 OfflineOption = Annotated[bool, _model("--offline", help="do not download anything")]
 ColorOption = Annotated[ColorChoice, _output("--color", help="when to color the output")]
+LoadOption = Annotated[
+    Path | None, _chat("--load", metavar="FILE", envvar=None, help="go on with a conversation that `/save` wrote")
+]
+ContinueOption = Annotated[bool, _chat("--continue", envvar=None, help="go on with the last conversation")]
+NoHistoryOption = Annotated[bool, _chat("--no-history", help="keep neither what is typed nor the conversation")]
+PlainOption = Annotated[bool, _output("--plain", envvar=None, help="no styling, as `--color never`")]
 QuietOption = Annotated[bool, _output("--quiet", "-q", help="no summary, no progress")]
 
 
@@ -431,10 +438,24 @@ class OutputFlags:
         return View(self.as_json, self.quiet, self.color, stream=not self.no_stream, explain=explain)
 
 
+@dataclass(frozen=True, slots=True)
+class ChatFlags:
+    """What a conversation has beside its answers."""
+
+    max_tokens: MaxTokensOption = 2048
+    on_full: Annotated[
+        Literal["drop", "stop", "error"],
+        _chat(
+            "--on-full", help="when the context is full: drop the oldest turns, stop the answer, or end with an error"
+        ),
+    ] = "drop"
+    hide_thinking: Annotated[bool, _chat("--hide-thinking", help="do not show what a reasoning model thinks")] = False
+
+
 def with_flag_groups(command: Callable[..., Any]) -> Callable[..., Any]:
     """A command in which each parameter that is a flag group becomes the options of that group."""
     hints = get_type_hints(command, include_extras=True)
-    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if is_dataclass(kind)}
+    groups: dict[str, Any] = {name: kind for name, kind in hints.items() if name != "return" and is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:

@@ -26,7 +26,7 @@ def read_prompt(argument: str | None, files: Sequence[Path]) -> str:
     """
     from_stdin = argument == "-" or Path("-") in files
     parts = [] if Path("-") in files else [_read_stdin(wanted=from_stdin)]
-    parts += [_read_stdin(wanted=True) if path == Path("-") else _read_file(path) for path in files]
+    parts += [_read_stdin(wanted=True) if path == Path("-") else read_file(path) for path in files]
     if argument is not None and argument != "-":
         parts.append(argument)
     elif not files and not from_stdin and _is_terminal():
@@ -46,20 +46,34 @@ def _read_stdin(*, wanted: bool) -> str:
     if sys.stdin is None or sys.stdin.closed or (sys.stdin.isatty() and not wanted):
         return ""
     try:
-        return _decode(sys.stdin.buffer.read(MAX_BYTES + 1))
+        return decode(sys.stdin.buffer.read(MAX_BYTES + 1))
     except OSError as error:
         raise UsageError(f"cannot read standard input: {error.strerror}") from None
 
 
-def _read_file(path: Path) -> str:
+def read_file(path: Path, hint: str = "check the path given to `-f`") -> str:
+    """The text of a file.
+
+    Args:
+        path: the file.
+        hint: what to do where it cannot be read.
+
+    Raises:
+        UsageError: it cannot be read, or has far too much in it.
+    """
     try:
         with path.open("rb") as stream:
-            return _decode(stream.read(MAX_BYTES + 1))
+            return decode(stream.read(MAX_BYTES + 1))
     except OSError as error:
-        raise UsageError(f"cannot read `{path}`: {error.strerror}", "check the path given to `-f`") from None
+        raise UsageError(f"cannot read `{path}`: {error.strerror}", hint) from None
 
 
-def _decode(data: bytes) -> str:
+def decode(data: bytes) -> str:
+    """Text from outside; what is no UTF-8 is replaced.
+
+    Raises:
+        UsageError: far too much of it.
+    """
     if len(data) > MAX_BYTES:
         raise UsageError(f"the prompt has more than {MAX_BYTES >> 20} MiB", "give a part of it")
     return data.decode("utf-8-sig", "replace").replace("\r\n", "\n")

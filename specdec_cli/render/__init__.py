@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, TextIO
 
-from specdec_cli.render.terminal import ColorMode, color_level
+from specdec_cli.render.terminal import ColorMode, Thoughts, color_level
 
 if TYPE_CHECKING:  # these bring NumPy, which a command that only prints a table or an error can do without
     from specdec_cli.stats import Comparison, Stats
     from specdec_cli.types import Event
 
-__all__ = ["ColorMode", "Renderer", "make_renderer"]
+__all__ = ["ColorMode", "Renderer", "Thoughts", "make_renderer"]
 
 
 class Renderer(Protocol):
@@ -42,6 +42,8 @@ def make_renderer(
     quiet: bool = False,
     stream: bool = True,
     explain: bool = False,
+    brief: bool = False,
+    thoughts: Thoughts | None = None,
 ) -> Renderer:
     """The renderer that fits the streams and the flags.
 
@@ -53,6 +55,8 @@ def make_renderer(
         quiet: nothing on stderr.
         stream: write tokens as they arrive, not all of them at the end.
         explain: before the summary, a line for each round; JSON has these numbers anyway.
+        brief: one line in place of the summary.
+        thoughts: what becomes of a reasoning model's thoughts; None does not look for them.
     """
     # Each renderer is imported where it is needed: a pipe or JSON should not pay for the terminal's.
     if json:
@@ -63,7 +67,7 @@ def make_renderer(
     if stdout.isatty() or color_level(stdout, color) != "none":
         from specdec_cli.render.live import LiveRenderer
 
-        return LiveRenderer(stdout, notes, color=color, stream=stream, explain=explain)
+        return LiveRenderer(stdout, notes, color=color, stream=stream, explain=explain, brief=brief, thoughts=thoughts)
     from specdec_cli.render.plain import PlainRenderer
 
-    return PlainRenderer(stdout, notes, color=color, stream=stream, explain=explain)
+    return PlainRenderer(stdout, notes, color=color, stream=stream, explain=explain, brief=brief, thoughts=thoughts)

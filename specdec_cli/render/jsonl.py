@@ -45,6 +45,10 @@ STATS_FIELDS = (
 )
 
 
+CONVERSATION_FIELDS = ("num_target_decoded", "num_draft_decoded", "saved_s")
+"""Those that only a conversation counts."""
+
+
 class JsonRenderer:
     """One JSON object a line on stdout, each written at once; nothing on stderr.
 
@@ -83,6 +87,7 @@ class JsonRenderer:
                 "reason": finish_reason,
                 "text": "".join(self._texts),
                 **stats_fields(stats),
+                **({name: getattr(stats, name) for name in CONVERSATION_FIELDS} if stats.num_target_decoded else {}),
                 "peak_memory_bytes": peak_memory_bytes(),
                 "comparison": None if comparison is None else comparison_fields(comparison),
             }

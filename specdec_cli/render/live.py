@@ -13,10 +13,10 @@ from specdec_cli.render.terminal import (
     RESET_SGR,
     ColorLevel,
     ColorMode,
+    Thoughts,
     color_level,
     neutralize,
 )
-from specdec_cli.types import Finish, Token
 
 
 class LiveRenderer(PlainRenderer):
@@ -30,6 +30,8 @@ class LiveRenderer(PlainRenderer):
         color: the `--color` flag.
         stream: write each token as it arrives, not all of them at the end.
         explain: a line for each round before the summary.
+        brief: one line in place of the summary, and the legend only once.
+        thoughts: what becomes of a reasoning model's thoughts: dimmed or hidden; None does not look for them.
     """
 
     def __init__(
@@ -40,8 +42,11 @@ class LiveRenderer(PlainRenderer):
         color: ColorMode = "auto",
         stream: bool = True,
         explain: bool = False,
+        brief: bool = False,
+        thoughts: Thoughts | None = None,
     ) -> None:
-        super().__init__(stdout, stderr, color=color, stream=stream, explain=explain)
+        super().__init__(stdout, stderr, color=color, stream=stream, explain=explain, brief=brief, thoughts=thoughts)
+        self._wants_legend = True
         self._level = color_level(stdout, color)
         self._on_terminal = stdout.isatty()
         # Made once, not by Rich for each token: this runs between two rounds.
@@ -50,16 +55,19 @@ class LiveRenderer(PlainRenderer):
     def start(self, info: Mapping[str, object]) -> None:
         """Begin an answer; the legend comes first when there is something to tell apart."""
         super().start(info)
-        if self._stderr is not None and self._level != "none" and info.get("drafter") != "none":
+        drafts = self._level != "none" and info.get("drafter") != "none"
+        if self._stderr is not None and drafts and self._wants_legend:
+            self._wants_legend = not self._brief
             TextSink(self._stderr).write(legend(self._level, color_level(self._stderr, self._color)))
 
-    def _shown(self, event: Token | Finish) -> str:
-        text = neutralize(event.text) if self._on_terminal else event.text
-        if isinstance(event, Token) and event.source == "draft":
-            return self._open + text + self._close
-        return text
+    def _shown(self, text: str, *, is_draft: bool, is_thought: bool) -> str:
+        text = neutralize(text) if self._on_terminal else text
+        opened = (DIM_SGR[self._level] if is_thought else "") + (self._open if is_draft else "")
+        return opened + text + self._close if opened else text
 
     def _before_summary(self) -> str:
+        if self._brief:
+            return ""
         both = self._on_terminal and self._stderr is not None and self._stderr.isatty()
         return "\n" if both else ""
 

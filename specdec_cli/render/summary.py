@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TextIO
 
+from rich.cells import cell_len
+from rich.console import Console
 from rich.text import Text
 
 from specdec_cli.render.memory import peak_memory_bytes
 from specdec_cli.render.sink import can_encode
-from specdec_cli.render.terminal import ColorMode, make_console
+from specdec_cli.render.terminal import ColorMode, make_console, neutralize
 from specdec_cli.stats import Comparison, NearTie, Stats
 
 
@@ -31,6 +34,9 @@ class Glyphs:
 
 UNICODE = Glyphs("▁▂▃▄▅▆▇█", " · ", "…")
 ASCII = Glyphs("_.:-=+*#", " | ", "...")
+
+_MAX_ROWS = 10
+"""Of the histogram; the last row has all longer drafts."""
 
 Line = list[Text]
 
@@ -60,11 +66,125 @@ def summary_text(
     if comparison is not None:
         lines += _comparison_lines(comparison, info, ascii if glyphs is ASCII else repr)
     lines += _reason_lines(finish_reason, stats, info)
+    return _printed(console, lines, glyphs)
+
+
+def _printed(console: Console, lines: Iterable[Line], glyphs: Glyphs) -> str:
     with console.capture() as captured:
         for parts in lines:
             for line in _flow(parts, console.width, glyphs.separator).wrap(console, console.width):
                 line.rstrip()
                 console.print(line)
+    return captured.get()
+
+
+def session_text(stream: TextIO, color: ColorMode, stats: Stats, num_answers: int) -> str:
+    """All answers of a conversation together.
+
+    Args:
+        stream: where the text will be written.
+        color: the `--color` flag.
+        stats: counts and times of all answers.
+        num_answers: how many they are.
+    """
+    console = make_console(stream, color)
+    glyphs = UNICODE if can_encode(stream, UNICODE.bars + UNICODE.separator + UNICODE.ellipsis) else ASCII
+    answers = _part("", str(num_answers), " answer" if num_answers == 1 else " answers")
+    lines = [[answers, *_totals(dataclasses.replace(stats, first_token_s=None))]]
+    lines += _draft_lines(stats, console.width, glyphs)
+    lines += [[line] for line in _histogram(stats, console.width, glyphs)]
+    lines += _drafter_lines(stats, {"drafter": "auto"})
+    lines += [_saved(stats), _decoded(stats)]
+    return _printed(console, lines, glyphs)
+
+
+def _histogram(stats: Stats, width: int, glyphs: Glyphs) -> list[Text]:
+    """How many rounds had 0, 1, 2, ... of their draft tokens accepted."""
+    if not stats.num_drafted:
+        return []
+    counts = stats.accepted_lengths
+    while not counts[-1]:
+        counts.pop()
+    labels = [str(accepted) for accepted in range(len(counts))]
+    if len(counts) > _MAX_ROWS:
+        counts[_MAX_ROWS - 1 :] = [sum(counts[_MAX_ROWS - 1 :])]
+        labels[_MAX_ROWS - 1 :] = [f"{_MAX_ROWS - 1}+"]
+    longest, room = max(counts), max(1, min(40, width - 24))
+    rows = [Text("rounds by number of accepted draft tokens")]
+    for label, count in zip(labels, counts, strict=True):
+        bar = glyphs.bars[-1] * max(round(room * count / longest), int(count > 0))
+        rows.append(Text.assemble(f"{label:>4} ", (bar, "green"), f" {count}"))
+    return rows
+
+
+def _saved(stats: Stats) -> Line:
+    shares = stats.time_shares
+    line = [_part("time ", f"{stats.wall_s:.2f}", " s")]
+    line += [_part(f"{name} ", f"{share:.0%}") for name, share in shares.items() if stats.num_rounds]
+    if stats.saved_s is not None and stats.num_drafted:
+        word = "saved" if stats.saved_s >= 0 else "lost"
+        line.append(_part(f"{word} ", f"{abs(stats.saved_s):.2f}", " s against plain decoding"))
+    return line
+
+
+def _decoded(stats: Stats) -> Line:
+    """What was decoded, beside what was sent and answered: a conversation is read once."""
+    line = [
+        _part("tokens of prompts ", str(stats.num_prompt_tokens)),
+        _part("of answers ", str(stats.num_tokens)),
+        _part("decoded by the target ", str(stats.num_target_decoded)),
+    ]
+    if stats.num_draft_decoded:
+        line.append(_part("by the draft ", str(stats.num_draft_decoded)))
+    return line
+
+
+def turn_text(
+    stream: TextIO, color: ColorMode, info: Mapping[str, object], stats: Stats, finish_reason: str | None
+) -> str:
+    """One dim line for an answer among others; the arguments are those of `summary_text`."""
+    console = make_console(stream, color)
+    glyphs = UNICODE if can_encode(stream, UNICODE.separator) else ASCII
+    unit = "token" if stats.num_tokens == 1 else "tokens"
+    words = [f"{stats.num_tokens} {unit}"]
+    if stats.tokens_per_s:
+        words.append(f"{stats.tokens_per_s:.1f} tok/s")
+    if stats.num_drafted:
+        words.append(f"{stats.acceptance_rate:.0%} of {stats.num_drafted} accepted")
+    if stats.saved_s is not None and stats.num_drafted:
+        words.append(f"{'saved' if stats.saved_s >= 0 else 'lost'} {abs(stats.saved_s):.1f} s")
+    known = {
+        "length": "the limit of `-n`",
+        "context": f"the context of {info.get('num_ctx')} is full",
+        "interrupted": "(stopped)" if stats.num_tokens else "(stopped while reading)",
+    }
+    if finish_reason in known:
+        words.append(known[finish_reason])
+    line = _flow([Text(word) for word in words], console.width, glyphs.separator)
+    line.stylize("dim")
+    with console.capture() as captured:
+        console.print(line)
+    return captured.get()
+
+
+def table_text(stream: TextIO, color: ColorMode, rows: Sequence[tuple[str, str]]) -> str:
+    """Names in bold, each with what it means or has; a long text goes on below itself, or below a long name.
+
+    Args:
+        stream: where the text will be written.
+        color: the `--color` flag.
+        rows: name and text.
+    """
+    console = make_console(stream, color)
+    indent = min(max((cell_len(name) for name, _ in rows), default=0) + 2, 28, max(2, console.width // 2))
+    with console.capture() as captured:
+        for name, text in rows:
+            lines = Text(neutralize(text)).wrap(console, max(8, console.width - indent)) or [Text()]
+            gap = indent - cell_len(name)
+            head = Text.assemble((name, "bold"), " " * gap, lines.pop(0) if gap > 0 else "")
+            for line in [head, *(Text(" " * indent).append_text(line) for line in lines)]:
+                line.rstrip()
+                console.print(line, soft_wrap=True)
     return captured.get()
 
 

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
 
 ColorMode = Literal["auto", "always", "never"]
 ColorLevel = Literal["none", "mono", "full"]
+Thoughts = Literal["show", "hide"]
 
 DRAFT_SGR: dict[ColorLevel, str] = {"none": "", "mono": "\x1b[4m", "full": "\x1b[4;32m"}
 DIM_SGR: dict[ColorLevel, str] = {"none": "", "mono": "\x1b[2m", "full": "\x1b[2m"}
