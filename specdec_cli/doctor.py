@@ -385,8 +385,8 @@ class LocalPair:
 
 
 def look_at_pair(
-    pair: str | None, target: Path | None, draft: Path | None
-) -> tuple[Finding, LocalPair | None]:  # fmt: skip
+    pair: str | None, target: str | Path | None, draft: str | Path | None
+) -> tuple[Finding, LocalPair | None]:
     """Whether there is something to decode with; without a name the default pair, or else any that is here.
 
     Args:

@@ -115,9 +115,7 @@ class _Start:
 
         pair, target, draft = self.pair, self.model.target, self.model.draft
         if self.transcript is not None and pair is None and target is None and draft is None:
-            pair = self.transcript.pair
-            target = None if self.transcript.target is None else Path(self.transcript.target)
-            draft = None if self.transcript.draft is None else Path(self.transcript.draft)
+            pair, target, draft = self.transcript.pair, self.transcript.target, self.transcript.draft
         return choose_models(pair, target, draft)
 
 

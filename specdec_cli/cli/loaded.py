@@ -8,12 +8,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 
-from specdec_cli import interrupt
+from specdec_cli import interrupt, template
 from specdec_cli.choice import ModelChoice
 from specdec_cli.cli.job import open_session
 from specdec_cli.cli.status import status
 from specdec_cli.errors import SpecdecError
+from specdec_cli.registry import ModelSpec, load_registry
 from specdec_cli.session import Session, SessionOptions
+from specdec_cli.sources import scrub
 
 Files = tuple[Path, Path | None]
 
@@ -47,6 +49,8 @@ class Loaded:
             SpecdecError: whatever keeps them from being ready; none are open then.
         """
         self._stack.close()
+        # Its process starts while the models load.
+        template.prepare()
         used = (files[0], files[1] if options.drafting.uses_model else None)
         self.session = self._stack.enter_context(open_session(choice.name, used, options, quiet=self._quiet))
         self.choice, self.files = choice, files
@@ -60,13 +64,17 @@ class Loaded:
 
     @property
     def names(self) -> tuple[str | None, str | None, str | None]:
-        """What was asked for: the pair, and paths that were named instead of it or of a part of it."""
-        target, draft = self.choice.target, self.choice.draft
-        return (
-            self.choice.pair,
-            str(target.absolute()) if isinstance(target, Path) else None,
-            str(draft.absolute()) if isinstance(draft, Path) else None,
-        )
+        """What was asked for: the pair, and what was named instead of it or of a part of it."""
+        return self.choice.pair, _named(self.choice.target), _named(self.choice.draft)
+
+
+def _named(model: Path | ModelSpec | None) -> str | None:
+    """How a model is named on the command line; None for one that a pair names."""
+    if isinstance(model, Path):
+        return str(model.absolute())
+    if model is None or load_registry().models.get(model.name) == model:
+        return None
+    return scrub(model.sources[0])
 
 
 def describe(error: SpecdecError) -> str:
