@@ -8,10 +8,12 @@ import functools
 import secrets
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -22,17 +24,18 @@ from specdec_cli.constraint import Grammar, GrammarConstraint, Vocabulary
 from specdec_cli.conversation import Message
 from specdec_cli.cost import CostModel
 from specdec_cli.draft_length import CostRule, Fixed
-from specdec_cli.drafters import AutoDrafter, ModelDrafter, NgramDrafter, NoDrafter
+from specdec_cli.drafters import AutoDrafter, Intersected, ModelDrafter, NgramDrafter, NoDrafter, Retokenized
 from specdec_cli.engine import speculate
-from specdec_cli.errors import ContextFullError, SpecdecError, UsageError
+from specdec_cli.errors import ContextFullError, ModelLoadError, SpecdecError, UsageError
 from specdec_cli.gguf import check_header
-from specdec_cli.llama import KV_TYPES, Model, check_vocabularies, default_threads
+from specdec_cli.llama import KV_TYPES, Model, default_threads, find_translator, require_tokenizer
 from specdec_cli.ngram_store import NgramStore, default_path, vocabulary_fingerprint
 from specdec_cli.repetition import Breakers, find_breakers
 from specdec_cli.sampling import Sampler, top_two
 from specdec_cli.sources import SilentProgress
 from specdec_cli.stats import NearTie, Stats
 from specdec_cli.text import StopStrings, TextDecoder
+from specdec_cli.translation import Translator
 from specdec_cli.tuned import Tuned, find_tuned
 from specdec_cli.types import (
     AUTO_DRAFTING,
@@ -61,6 +64,17 @@ _MAX_CHANGE = 1.3
 
 _MAX_BYTES_PER_TOKEN = 32
 """No text comes near this average."""
+
+DraftMethod = Literal["same-tokens", "string-level", "token-level"]
+"""How a draft model's tokens become the target's: they are the same ones, or see `specdec_cli.drafters.retokenize`."""
+
+_ENOUGH_SHARED, _ALL_SHARED = 0.9, 0.99
+"""Shares of the target's tokens in a text above which drafting in shared tokens is better: sampled, and always."""
+
+_SPARE_DRAFT_CTX = 1.5
+"""Texts in other scripts than the sample's may take many more draft tokens."""
+
+_MAX_CONVERSATIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,10 +166,11 @@ class Session:
 
     Args:
         target: the target; owned by the session.
-        draft_model: the draft model, with the target's vocabulary, or None for plain decoding; owned too.
+        draft_model: the draft model, or None for plain decoding; owned too.
         options: how to draft.
         warning: something the user should be told about the backend.
         tuned: what tuning found for the draft model; None when it was not tuned.
+        translator: between the two tokenizers; None for models that share a vocabulary.
     """
 
     def __init__(
@@ -165,12 +180,14 @@ class Session:
         options: SessionOptions | None = None,
         warning: str = "",
         tuned: Tuned | None = None,
+        translator: Translator | None = None,
     ) -> None:
         self.target = target
         self.draft_model = draft_model
         self.options = options or SessionOptions()
         self.warning = warning
         self.tuned = tuned
+        self.translator = translator
         self._contexts: tuple[Context, Context | None] | None = None
         self._owned: list[Context] = []
         self._num_streams = 0
@@ -184,10 +201,11 @@ class Session:
         self._acceptances: dict[SamplingParams, dict[str, Acceptance]] = {}
         self._vocabulary: Vocabulary | None = None
         self._breakers: dict[tuple[str, ...], Breakers] = {}
+        self._conversations: OrderedDict[tuple[int, ...], list[Message]] = OrderedDict()
 
     @classmethod
     def open(cls, target: Path, draft: Path | None = None, options: SessionOptions | None = None) -> Session:
-        """Load two GGUF files that share a vocabulary.
+        """Load two GGUF files; where their tokenizers differ, drafts are translated.
 
         Args:
             target: path of the target.
@@ -197,7 +215,7 @@ class Session:
         Raises:
             ModelMissingError: a file is not there.
             ModelLoadError: a file is not a model that this llama.cpp can load.
-            IncompatibleModelsError: the vocabularies differ.
+            IncompatibleModelsError: the draft model's tokens cannot be translated.
             BackendError: llama.cpp does not work on this machine.
         """
         options = options or SessionOptions()
@@ -217,12 +235,12 @@ class Session:
         with contextlib.ExitStack() as stack:
             target_model, *rest = [stack.enter_context(model) for model in _load_all(wanted)]
             draft_model = rest[0] if rest else None
-            if draft_model is not None:
-                check_vocabularies(target_model, draft_model)
+            require_tokenizer(target_model)
+            translator = None if draft_model is None else find_translator(target_model, draft_model)
             # Looked up over the whole vocabulary, once: now and not within the first answer.
             _ = target_model.stop_tokens
             stack.pop_all()
-        return cls(target_model, draft_model, options, verdict.warning if verdict.is_new else "", tuned)
+        return cls(target_model, draft_model, options, verdict.warning if verdict.is_new else "", tuned, translator)
 
     def close(self) -> None:
         """Free caches and models."""
@@ -277,9 +295,17 @@ class Session:
             if system is not None:
                 messages.insert(0, {"role": "system", "content": system})
             tokens = conversation.encode_chat(self.target, messages)
+            self._remember_conversation(tokens, messages)
         if not tokens:
             raise UsageError("the prompt is empty", 'try `specdec run "your question"`')
         return tokens
+
+    def _remember_conversation(self, tokens: Sequence[int], messages: list[Message]) -> None:
+        """A draft model of another family reads it in its own form."""
+        if self.translator is not None:
+            self._conversations[tuple(tokens)] = messages
+            while len(self._conversations) > _MAX_CONVERSATIONS:
+                self._conversations.popitem(last=False)
 
     def stream(
         self,
@@ -320,7 +346,7 @@ class Session:
             target, draft = self.prepare(len(tokens), max_tokens)
             events = speculate(
                 target,
-                self._drafter(drafting, draft, params, rng, constraint),
+                self._drafter(drafting, draft, params, rng, constraint, tokens),
                 self._policy(drafting, params),
                 Sampler(params, self.target.num_vocab, constraint, self._breakers_for(params)),
                 rng,
@@ -475,6 +501,7 @@ class Session:
         params: SamplingParams,
         rng: np.random.Generator,
         constraint: GrammarConstraint | None,
+        prompt: Sequence[int],
     ) -> Drafter:
         if drafting.is_off:
             return NoDrafter()
@@ -482,11 +509,56 @@ class Session:
         ngram = NgramDrafter(stop_tokens, self.ngrams, self.target.num_vocab)
         if context is None or not drafting.uses_model:
             return NoDrafter() if drafting.drafter == "model" else ngram
-        # Vocabularies of a pair can differ in padding: draft what both have.
-        num_shared = min(self.target.num_vocab, context.num_vocab)
-        sampler = Sampler(params, num_shared, constraint, self._breakers_for(params))
-        model = ModelDrafter(context, sampler, rng, stop_tokens)
+        model = self._model_drafter(context, params, rng, constraint, prompt)
         return model if drafting.drafter == "model" else AutoDrafter(ngram, model)
+
+    def _model_drafter(
+        self,
+        context: Context,
+        params: SamplingParams,
+        rng: np.random.Generator,
+        constraint: GrammarConstraint | None,
+        prompt: Sequence[int],
+    ) -> ModelDrafter | Retokenized:
+        translator, num_vocab = self.translator, self.target.num_vocab
+        if translator is None:
+            # Vocabularies of a pair can differ in padding: draft what both have.
+            num_vocab = min(num_vocab, context.num_vocab)
+            sampler = Sampler(params, num_vocab, constraint, self._breakers_for(params))
+            return ModelDrafter(context, sampler, rng, self.target.stop_tokens)
+        translation = translator.translation(self._draft_prompt(prompt))
+        if self.draft_method(params, is_constrained=constraint is not None) == "token-level":
+            sampler = Sampler(params, num_vocab, constraint, self._breakers_for(params))
+            return Intersected(
+                context, translation, translator.shared, sampler, num_vocab, rng, self.target.stop_tokens
+            )
+        may_end = (self.target.eos, -np.inf) not in params.logit_bias
+        return Retokenized(context, translator, translation, may_end=may_end, constraint=constraint)
+
+    def draft_method(self, params: SamplingParams, *, is_constrained: bool = False) -> DraftMethod | None:
+        """How the draft model's tokens become the target's in an answer; None without a draft model.
+
+        Args:
+            params: settings of the answer.
+            is_constrained: whether it keeps to a grammar, which only drafts in the target's tokens can follow.
+        """
+        if self.draft_model is None:
+            return None
+        if self.translator is None or self.translator.efficiency is None:
+            return "same-tokens"
+        enough = _ALL_SHARED if params.is_greedy and not is_constrained else _ENOUGH_SHARED
+        return "token-level" if self.translator.efficiency.shared >= enough else "string-level"
+
+    def _draft_prompt(self, prompt: Sequence[int]) -> tuple[Sequence[int], Sequence[int]] | None:
+        """A conversation as the target's and as the draft model's own template write it; None for other prompts."""
+        messages = self._conversations.get(tuple(prompt))
+        if messages is None or self.draft_model is None:
+            return None
+        try:
+            return prompt, conversation.encode_chat(self.draft_model, messages)
+        except ModelLoadError:
+            # Without a template of its own it reads the target's prompt as text.
+            return None
 
     def _policy(self, drafting: Drafting, params: SamplingParams) -> LengthPolicy:
         if drafting.is_off:
@@ -524,11 +596,18 @@ class Session:
             measured = measuring.recall(key)
             if measured is None or (draft is not None and "model" not in measured.drafts):
                 measured = measuring.measure(target, {} if draft is None else {"model": draft})
+                self._scale(measured)
                 if all(measuring.fits(context) for context in contexts if context is not None):
                     measuring.remember(key, measured)
             # Copied, so that they are the same numbers as those that will be remembered.
             self._measured, self._costs = measured.copy(), measured.copy()
         return self._costs
+
+    def _scale(self, measured: CostModel) -> None:
+        """A draft step counts for one token of the target, which may take more or fewer draft tokens."""
+        if self.translator is not None and self.translator.efficiency is not None:
+            factor = self.translator.efficiency.draft_tokens
+            measured.drafts = {name: timing.scaled(factor) for name, timing in measured.drafts.items()}
 
     def _review_costs(self) -> None:
         """Remember what was seen instead of what was measured, where that is something else."""
@@ -588,7 +667,7 @@ class Session:
         self._close_contexts()
         target = self._open(self.target, wanted)
         model = self.draft_model
-        draft = None if model is None else self._open(model, min(wanted, model.max_ctx), self.tuned)
+        draft = None if model is None else self._open(model, min(self._draft_ctx(wanted), model.max_ctx), self.tuned)
         self._contexts = target, draft
         if not self.options.drafting.is_off:
             # Now and not within the first answer.
@@ -596,6 +675,12 @@ class Session:
             if self.options.drafting.num_draft_tokens is None:
                 _ = self.costs
         return target, draft
+
+    def _draft_ctx(self, num_ctx: int) -> int:
+        """Tokens that the draft model may need for a text of so many tokens of the target."""
+        if self.translator is None or self.translator.efficiency is None:
+            return num_ctx
+        return int(num_ctx * _SPARE_DRAFT_CTX * max(1.0, self.translator.efficiency.draft_tokens))
 
     def _open(self, model: LanguageModel, num_ctx: int, tuned: Tuned | None = None) -> Context:
         options = ContextOptions(num_ctx, self.options.threads, self.options.kv_type)
