@@ -336,7 +336,7 @@ def find_translator(target: Model, draft: Model) -> Translator | None:
         check_vocabularies(target, draft)
     except IncompatibleModelsError as difference:
         translator = Translator(target, draft)
-        if translator.efficiency is None:
+        if not translator.is_possible:
             message = f"{difference.message}, and one of the two has no tokens for plain text"
             raise IncompatibleModelsError(message, hint) from None
         return translator

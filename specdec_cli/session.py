@@ -544,7 +544,7 @@ class Session:
         """
         if self.draft_model is None:
             return None
-        if self.translator is None or self.translator.efficiency is None:
+        if self.translator is None:
             return "same-tokens"
         enough = _ALL_SHARED if params.is_greedy and not is_constrained else _ENOUGH_SHARED
         return "token-level" if self.translator.efficiency.shared >= enough else "string-level"
@@ -605,7 +605,7 @@ class Session:
 
     def _scale(self, measured: CostModel) -> None:
         """A draft step counts for one token of the target, which may take more or fewer draft tokens."""
-        if self.translator is not None and self.translator.efficiency is not None:
+        if self.translator is not None:
             factor = self.translator.efficiency.draft_tokens
             measured.drafts = {name: timing.scaled(factor) for name, timing in measured.drafts.items()}
 
@@ -678,7 +678,7 @@ class Session:
 
     def _draft_ctx(self, num_ctx: int) -> int:
         """Tokens that the draft model may need for a text of so many tokens of the target."""
-        if self.translator is None or self.translator.efficiency is None:
+        if self.translator is None:
             return num_ctx
         return int(num_ctx * _SPARE_DRAFT_CTX * max(1.0, self.translator.efficiency.draft_tokens))
 

@@ -106,12 +106,11 @@ class Tokenizer:
             Tokens whose bytes are those of `data`, or of a first part of it: there is nothing in the vocabulary for
             the rest.
         """
-        whole = self.encode(before + data) if before else []
-        ends = self.ends(whole)
-        if len(before) in ends:
-            num_before = ends.index(len(before)) + 1
-            if self.decode(whole[:num_before]) == before:
-                return self._exact(whole[num_before:], data)
+        if before:
+            whole = self.encode(before + data)
+            num = self._num_first(whole, before)
+            if num is not None:
+                return self._exact(whole[num:], data)
         return self._exact(self.encode(data), data)
 
     def _exact(self, tokens: Sequence[int], data: bytes) -> list[int]:
@@ -136,10 +135,16 @@ class Tokenizer:
             return found
         for guard in _GUARDS:
             whole = self._tokenize(guard + text)
-            size = len(guard) + 1
-            if size in (ends := self.ends(whole)):
-                return whole[ends.index(size) + 1 :]
+            num = self._num_first(whole, f" {guard}".encode())
+            if num is not None:
+                return whole[num:]
         return self._tokenize(text)
+
+    def _num_first(self, tokens: Sequence[int], data: bytes) -> int | None:
+        """How many of the first tokens are exactly these bytes; None where no token ends there."""
+        ends = self.ends(tokens)
+        num = ends.index(len(data)) + 1 if len(data) in ends else 0
+        return num if num and self.decode(tokens[:num]) == data else None
 
     def _encode_bytes(self, data: bytes) -> list[int]:
         """Bytes that are no text, by the longest tokens that there are for them."""
@@ -309,7 +314,7 @@ class Efficiency:
 
 
 def efficiency(target: Tokenizer, draft: Tokenizer, text: str = SAMPLE) -> Efficiency | None:
-    """Measure it on a text; None where one of the two has no tokens for it.
+    """Measure on a text how well two tokenizers go together; None where one of the two has no tokens for it.
 
     Args:
         target: the target's tokenizer.
@@ -367,12 +372,18 @@ class Translator:
     Args:
         target: the target.
         draft: the draft model.
+
+    Attributes:
+        is_possible: whether both have tokens for plain text.
+        efficiency: measured on a sample text.
     """
 
     def __init__(self, target: LanguageModel, draft: LanguageModel) -> None:
         self.target = Tokenizer(target)
         self.draft = Tokenizer(draft)
-        self.efficiency = efficiency(self.target, self.draft)
+        found = efficiency(self.target, self.draft)
+        self.is_possible = found is not None
+        self.efficiency = found or Efficiency(shared=0.0, draft_tokens=1.0)
 
     @functools.cached_property
     def shared(self) -> SharedTokens:

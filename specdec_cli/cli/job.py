@@ -73,6 +73,23 @@ def open_session(
         yield session
 
 
+def say_method(session: Session, params: SamplingParams, *, is_constrained: bool = False, quiet: bool = False) -> None:
+    """Say in one line that the tokenizers differ, and how drafts are translated.
+
+    Args:
+        session: the loaded models.
+        params: settings of the answers.
+        is_constrained: whether they keep to a grammar.
+        quiet: say nothing.
+    """
+    method = session.draft_method(params, is_constrained=is_constrained)
+    if quiet or session.translator is None or session.options.drafting.is_off or method in (None, "same-tokens"):
+        return
+    shared = session.translator.efficiency.shared
+    how = "only the tokens of both are drafted" if method == "token-level" else "drafts are translated as text"
+    typer.echo(f"Note: target and draft have different tokenizers, {shared:.0%} of a text in common; {how}", err=True)
+
+
 def hint_at_tuning(session: Session, pair: str | None) -> None:
     """Say once a draft file that it was never tuned here, where other formats may be faster: on a CPU."""
     draft = session.draft_model
@@ -121,6 +138,7 @@ class Job:
             ContextFullError: the prompt does not fit.
         """
         renderer, comparison = view.renderer(), None
+        say_method(self.session, self.params, is_constrained=self._is_constrained, quiet=view.quiet or view.json)
         # The caches belong to the loading, not to the time of the answer, and so does what is measured with them.
         with interrupt.stop_on_sigint(), status(sys.stderr, "Preparing", quiet=view.quiet or view.json):
             self.session.prepare(len(self.prompt), self.max_tokens)
@@ -191,6 +209,7 @@ class Job:
             "target": session.target.path.name,
             "draft": draft.path.name if draft else None,
             "draft_format": session.tuned.label if session.tuned else None,
+            "draft_method": session.draft_method(self.params, is_constrained=self._is_constrained),
             "drafter": self._drafter(),
             "num_draft_tokens": session.options.drafting.num_draft_tokens,
             "draft_confidence": session.options.drafting.min_confidence,
@@ -200,6 +219,10 @@ class Job:
             "seed_drawn": self.seed_drawn,
             "sampling": self._sampling(),
         }
+
+    @property
+    def _is_constrained(self) -> bool:
+        return self.structure.grammar is not None
 
     def _drafter(self) -> str:
         """What proposes tokens: without a draft model `auto` means n-grams."""

@@ -100,7 +100,6 @@ class Retokenized:
         never = () if may_end else tuple((token, -np.inf) for token in self._stop_tokens)
         params = SamplingParams(temperature=0, logit_bias=never)
         self._sampler = Sampler(params, min(context.num_vocab, self._draft.model.num_vocab))
-        assert translator.efficiency is not None
         self._ratio = translator.efficiency.draft_tokens
         self._last: _Chain | None = None
 
