@@ -290,18 +290,19 @@ class _Tuning:
     def _read_target(self) -> None:
         """The target's answers and the times of its passes; it is closed again before any draft is measured."""
         self._on_progress("loading the target", 0.0)
-        with self._model(self._target) as target:
-            # Only looked into, so not repacked.
-            with Model(self._draft, gpu_layers=0, use_extra_bufts=False) as draft:
-                translator = find_translator(target, draft)
-                self._check_space(draft.num_params)
-                num_ctx = min(NUM_CTX, target.max_ctx)
-                with target.open_context(ContextOptions(num_ctx)) as context:
-                    told = self._part("reading answers of the target", 0.04, 0.30)
-                    self._texts = calibration.greedy_answers(target, context, ANSWERS_S, told)
-                    self._on_progress("timing passes of the target", 0.30)
-                    self._pass_s = calibration.time_passes(context, self._texts, PASSES_S)
-                self._read_as_draft(translator, min(target.num_vocab, draft.num_vocab))
+        # The draft is only looked into, so not repacked.
+        with (
+            self._model(self._target) as target,
+            Model(self._draft, gpu_layers=0, use_extra_bufts=False) as draft,
+        ):
+            translator = find_translator(target, draft)
+            self._check_space(draft.num_params)
+            with target.open_context(ContextOptions(min(NUM_CTX, target.max_ctx))) as context:
+                told = self._part("reading answers of the target", 0.04, 0.30)
+                self._texts = calibration.greedy_answers(target, context, ANSWERS_S, told)
+                self._on_progress("timing passes of the target", 0.30)
+                self._pass_s = calibration.time_passes(context, self._texts, PASSES_S)
+            self._read_as_draft(translator, min(target.num_vocab, draft.num_vocab))
 
     def _read_as_draft(self, translator: Translator | None, num_common: int) -> None:
         """The texts as the draft model reads them, and what a step counts for."""
