@@ -162,7 +162,7 @@ def test_other_special_tokens_cut_a_draft() -> None:
     context.last = LETTERS.num_vocab - 1
     assert LETTERS.piece(context.last) == b""
     draft = drafter.propose(start, Fixed(9), 9)
-    assert decoded(draft) == "ab ab "
+    assert decoded(draft) == "ab ab"
     assert drafter.propose([*start, *draft.tokens], Fixed(9), 9).tokens == ()
 
 
@@ -307,6 +307,8 @@ def test_another_text_forgets_what_was_drafted() -> None:
         ("two words", [3, 9], [3, 6, 9], 1),
         ("two words", [3, 9], [3, 9], 2),
         ("two words", [2, 3, 6, 9], [9], 2),
+        ("item,", [4, 5], [4, 5], 1),
+        ("line\n", [4, 5], [4, 5], 1),
         ("f(x1)", [1, 2, 3, 4, 5], [5], 4),
         ("f((", [1, 2, 3], [3], 1),
         ("abcdefgh", [1, 2, 3, 4, 5, 6, 7, 8], [8], 5),
@@ -395,6 +397,23 @@ def test_attached_distributions_have_shared_tokens_only() -> None:
         assert probs is not None
         assert token in shared
         assert set(np.flatnonzero(probs.probs)) == set(shared)
+
+
+def test_a_draft_model_equal_to_the_target_is_always_accepted() -> None:
+    """The same distribution under other ids: token by token nothing is left to reject."""
+    mixed = Toy(["ab", "b", "a"], ("<stop>",))
+    translator = Translator(SMALL, mixed)
+    order = [2, 1, 0, 3]
+    table = fake(SMALL, 6)._table
+    context = FakeContext(table[np.ix_(order, order, order)])
+    rng = np.random.default_rng(2)
+    sampler = Sampler(PLAIN, SMALL.num_vocab)
+    drafter = Intersected(context, Translation(translator.target, translator.draft), translator.shared, sampler, 4, rng)
+    events = list(speculate(fake(SMALL, 6), drafter, Fixed(1), sampler, rng, [1, 0, 1], max_tokens=40))
+    rounds = [event for event in events if isinstance(event, Round)]
+    # Where a text reads as other tokens, the draft model sees another one.
+    same = [event for event in rounds if event.outcomes and event.outcomes[0] > 1 - 1e-9]
+    assert len(same) > len(rounds) / 3
 
 
 def test_shared_tokens() -> None:

@@ -20,7 +20,7 @@ from models import (
     wordpiece_vocabulary,
 )
 
-from specdec_cli.context import CachedContext
+from specdec_cli.context import CachedContext, common_prefix
 from specdec_cli.draft_length import Fixed
 from specdec_cli.drafters import Retokenized
 from specdec_cli.drafters.retokenize import num_settled
@@ -28,7 +28,7 @@ from specdec_cli.errors import IncompatibleModelsError, ModelLoadError
 from specdec_cli.llama import Model, find_translator
 from specdec_cli.session import Session, SessionOptions, Structure
 from specdec_cli.tiny import byte_level_vocabulary
-from specdec_cli.translation import Efficiency, Tokenizer, Translation, Translator, efficiency, num_complete
+from specdec_cli.translation import SAMPLE, Efficiency, Tokenizer, Translation, Translator, efficiency, num_complete
 from specdec_cli.types import PLAIN_DECODING, Draft, Drafting, Logits, SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
@@ -281,6 +281,25 @@ def test_proposals_are_the_drafts_own_text(
     assert not has_ended or text == written
     if num == 40 and len(translator.target.encode(written)) < 30 and target.tokenizer_kind in (1, 2):
         assert has_ended or "▁".encode() in written
+
+
+@pytest.mark.skipif(not all((REAL / file).exists() for file in REAL_FILES.values()), reason="no reference models")
+@pytest.mark.parametrize("draft", ["smollm2", "gemma 3"])
+def test_a_draft_that_knows_the_text_is_accepted(models: dict[str, Tokenizer], draft: str) -> None:
+    """Nearly every token that stands is what the target's tokenizer makes of the text, with few draft tokens for it."""
+    translator = translator_of(models["qwen 1.5b"].model, models[draft].model)
+    whole = translator.target.encode(SAMPLE.encode())
+    place, counts = 3, [0, 0]
+    while place < len(whole) - 10:
+        rest = translator.target.decode(whole[place:])
+        translation = Translation(translator.target, translator.draft)
+        context = Writing(translator.draft, rest, len(translation.ids(whole[:place])))
+        found = Retokenized(context, translator, translation).propose(whole[:place], Fixed(3), 3).tokens
+        counts[0] += common_prefix(found, whole[place:])
+        counts[1] += len(found)
+        place += len(found) + 1
+        assert len(found) == 3
+    assert counts[0] > 0.95 * counts[1] > 100
 
 
 # --- pairs ---------------------------------------------------------------------------------------------------------
