@@ -184,7 +184,7 @@ MUTANTS = (
         "translated drafts with another model's probabilities",
         "drafters/retokenize.py",
         "for token, _ in kept], None, [",
-        "for token, _ in kept], [self._sampler.distribution(np.zeros(9)).__class__(None, np.full(4, 0.25))] * len(kept), [",
+        "for token, _ in kept], [self._sampler.distribution(np.zeros(4)).__class__(None, np.ones(4) / 4)] * len(kept), [",
         RETOKENIZE,
         "retokenize::test_answers_have_exactly_the_targets_distribution",
     ),
