@@ -265,7 +265,6 @@ class Translation:
         del self._text[self._ends[-1] if self._ends else 0 :]
         while self._id_ends and not 0 <= self._id_ends[-1] <= len(self._text):
             self._id_ends.pop()
-        del self._ids[len(self._id_ends) :]
 
     def _extend(self, tokens: Sequence[int]) -> None:
         for token in tokens:

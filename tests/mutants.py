@@ -184,7 +184,8 @@ MUTANTS = (
         "translated drafts with another model's probabilities",
         "drafters/retokenize.py",
         "for token, _ in kept], None, [",
-        "for token, _ in kept], [self._sampler.distribution(np.zeros(4)).__class__(None, np.ones(4) / 4)] * len(kept), [",
+        "for token, _ in kept], "
+        "[self._sampler.distribution(np.zeros(4)).__class__(None, np.ones(4) / 4)] * len(kept), [",
         RETOKENIZE,
         "retokenize::test_answers_have_exactly_the_targets_distribution",
     ),
@@ -257,8 +258,8 @@ MUTANTS = (
     Mutant(
         "translation not shortened",
         "translation.py",
-        "del self._ids[len(self._id_ends) :]",
-        "pass",
+        "not 0 <= self._id_ends[-1] <= len(self._text):",
+        "self._id_ends[-1] < 0:",
         RETOKENIZE,
     ),
     Mutant(

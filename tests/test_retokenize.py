@@ -143,6 +143,28 @@ def test_merges_across_the_border_are_left_alone() -> None:
     assert drafter.propose(start, Fixed(2), 2).tokens == (1, 4)
 
 
+class Splitting(Toy):
+    """The first token of a text is one letter: what stands before a text matters."""
+
+    def tokenize(self, text: str, *, add_special: bool, parse_special: bool) -> list[int]:
+        rest = super().tokenize(text[1:], add_special=add_special, parse_special=parse_special)
+        return [self.pieces.index(text[:1].encode()), *rest] if text[:1].encode() in self.pieces else rest
+
+
+def test_a_draft_is_read_together_with_the_last_committed_word() -> None:
+    target = Splitting([piece.decode() for piece in WORDS.pieces])
+    drafter, start, _ = writer("ab abb ab", target=target, before="c ")
+    draft = drafter.propose(start, Fixed(2), 2)
+    assert [target.piece(token) for token in draft.tokens] == [b"ab", b" ab"]
+
+
+def test_what_the_target_cannot_write_is_not_proposed() -> None:
+    draft = Toy(["c", " ", "b", "a", "x"], ("<stop>",))
+    drafter, start, _ = writer("ab abx ab ab ab", draft=draft)
+    found = drafter.propose(start, Fixed(9), 9)
+    assert decoded(found) in {"ab", "ab ab"}
+
+
 def test_an_end_is_the_targets_end_and_settles_what_was_written() -> None:
     drafter, start, _ = writer("ab", end=True)
     word = WORDS.pieces.index(b"ab")
@@ -274,16 +296,17 @@ def test_a_step_counts_for_all_steps_of_a_token(monkeypatch: pytest.MonkeyPatch)
     assert told[-1] == pytest.approx(2, rel=0.3)
 
 
-def test_what_was_not_proposed_is_used_in_the_next_round() -> None:
+@pytest.mark.parametrize("num_bonus", [0, 1])
+def test_what_was_not_proposed_is_used_in_the_next_round(num_bonus: int) -> None:
     text = " ab ab abb ab ab abb ab ab"
     drafter, tokens, context = writer(text, before="ab")
     whole = Tokenizer(WORDS).encode(text.encode())
     written: list[int] = []
     while len(written) < 6:
-        # Everything is accepted, and a bonus token comes as foreseen.
+        # Everything is accepted, and a bonus token, if any, comes as foreseen.
         draft = drafter.propose([*tokens, *written], Fixed(2), 2)
         assert list(draft.tokens) == whole[len(written) : len(written) + 2]
-        written = whole[: len(written) + 3]
+        written = whole[: len(written) + 2 + num_bonus]
     # No token was decoded twice.
     assert context.fed == Tokenizer(LETTERS).encode(b"ab" + text.encode())[: len(context.fed)]
 
