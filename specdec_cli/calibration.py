@@ -10,8 +10,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from specdec_cli import conversation
+from specdec_cli.context import common_prefix
 from specdec_cli.errors import ModelLoadError
 from specdec_cli.sampling import top_probability
+from specdec_cli.translation import SAMPLE, Translator
 from specdec_cli.types import Context, Draft, LanguageModel
 
 PROMPTS = (
@@ -76,6 +78,19 @@ def greedy_answers(model: LanguageModel, context: Context, budget_s: float, on_s
         if time.perf_counter() - first_began > budget_s:
             break
     return texts
+
+
+def translated(text: Text, translator: Translator) -> Text:
+    """A text as a draft model with another tokenizer reads it; agreement is then measured in its own tokens."""
+    translation = translator.translation()
+    prompt = translation.ids(text.prompt)
+    whole = translation.ids([*text.prompt, *text.answer])
+    if len(whole) < 2:
+        # Nothing but special tokens.
+        whole = [*whole, *translator.draft.encode(SAMPLE.encode())][:MIN_ANSWER]
+    # What merges across the border belongs to the answer.
+    num_before = max(1, min(common_prefix(prompt, whole), len(whole) - 1))
+    return Text(tuple(whole[:num_before]), tuple(whole[num_before:][:MAX_ANSWER]))
 
 
 def _encode(model: LanguageModel, prompt: str) -> list[int]:

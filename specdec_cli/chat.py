@@ -386,6 +386,8 @@ class Chat:
         # The same seed would draw the same numbers again.
         params = dataclasses.replace(answer.params, seed=None if seed is None else (seed + index) % 2**64)
         settings = self.settings
+        messages = [*self._messages(self.num_dropped, answer.num_before), {"role": "user", "content": answer.user}]
+        self.session.remember_conversation(answer.prompt, messages)
         return self.session.stream(
             [*answer.prompt, *answer.tokens],
             sampling=params,

@@ -521,6 +521,7 @@ def measure(files: LocalPair, options: SessionOptions) -> Measurement:
     with Session.open(files.target, files.draft, replace(options, drafting=drafting)) as session:
         target, draft = session.prepare(1, min(256, session.target.max_ctx - 1))
         costs = measuring.measure(target, {} if draft is None else {"model": draft})
+        session.scale(costs)
         return _result(files, session, costs, others)
 
 
@@ -534,19 +535,32 @@ def _result(files: LocalPair, session: Session, costs: CostModel, others: float)
         for kind in KINDS
         if has_model or kind.drafter != "model"
     )
+    advice = _advice(
+        files,
+        session.tuned is not None,
+        costs,
+        on_cpu=not supports_gpu_offload(),
+        is_translated=session.translator is not None,
+    )
     return Measurement(
         files.pair, files.target.name, None if files.draft is None else files.draft.name,
         session.tuned.label if session.tuned else None,
         {size: costs.target(size) for size in PASS_SIZES}, costs.step_s("model") if has_model else None, others,
-        expected, tuple(_advice(files, session.tuned is not None, costs, on_cpu=not supports_gpu_offload())),
+        expected, tuple(advice),
     )  # fmt: skip
 
 
-def _advice(files: LocalPair, is_tuned: bool, costs: CostModel, *, on_cpu: bool) -> list[str]:
+def _advice(
+    files: LocalPair, is_tuned: bool, costs: CostModel, *, on_cpu: bool, is_translated: bool = False
+) -> list[str]:
     """What would make drafting pay more; nothing where it pays well on ordinary text."""
     plain_s, advice = costs.target(1), []
     if files.draft is None:
         return ["a draft model of the target's family, with `--draft FILE`, drafts for all kinds of text"]
+    if is_translated:
+        advice.append(
+            "a draft model of the target's family: this one has another tokenizer, and fewer drafts are accepted"
+        )
     if on_cpu and not is_tuned:
         which = files.pair or f"--target {files.target} --draft {files.draft}"
         advice.append(f"`specdec tune {which}` looks for a format of the draft that is faster here")

@@ -60,7 +60,7 @@ class ModelMissingError(SpecdecError):
 
 
 class IncompatibleModelsError(SpecdecError):
-    """Target and draft model do not share a vocabulary."""
+    """Target and draft model do not fit together: the tokens of one cannot become the other's."""
 
     exit_code = ExitCode.INCOMPATIBLE
 

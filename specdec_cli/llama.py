@@ -18,6 +18,7 @@ import psutil
 from specdec_cli import compatibility, interrupt
 from specdec_cli.context import CachedContext
 from specdec_cli.errors import BackendError, IncompatibleModelsError, ModelLoadError
+from specdec_cli.translation import Translator
 from specdec_cli.types import CHUNK, MAX_DRAFT_TOKENS, ContextOptions, Draft, Logits
 
 KV_TYPES = {
@@ -317,6 +318,11 @@ class Model:
         """The same in words."""
         return _TOKENIZERS.get(self.tokenizer_kind, "unknown")
 
+    @property
+    def has_tokenizer(self) -> bool:
+        """Whether it can turn text into tokens; without, llama.cpp ends the process when it is asked to."""
+        return self.tokenizer_kind != int(llama_cpp.LLAMA_VOCAB_TYPE_NONE)
+
     @cached_property
     def description(self) -> str:
         """Architecture, size and quantization in words."""
@@ -424,6 +430,38 @@ def check_vocabularies(target: Model, draft: Model) -> int:
         hint = "use a draft model of the same family, or `--no-draft`; `specdec pull` fetches a pair that fits"
         raise IncompatibleModelsError(found.reason, hint)
     return found.num_shared
+
+
+def find_translator(target: Model, draft: Model) -> Translator | None:
+    """What drafts have to go through because the tokenizers differ; None for models that share a vocabulary.
+
+    Raises:
+        ModelLoadError: the target has no tokenizer.
+        IncompatibleModelsError: there is nothing to translate with.
+    """
+    require_tokenizer(target)
+    hint = "use another draft model, or `--no-draft`"
+    if not draft.has_tokenizer:
+        raise IncompatibleModelsError(f"`{draft.path.name}` has no tokenizer, so its drafts cannot be read", hint)
+    try:
+        check_vocabularies(target, draft)
+    except IncompatibleModelsError as difference:
+        translator = Translator(target, draft)
+        if not translator.is_possible:
+            message = f"{difference.message}, and one of the two has no tokens for plain text"
+            raise IncompatibleModelsError(message, hint) from None
+        return translator
+    return None
+
+
+def require_tokenizer(model: Model) -> None:
+    """Refuse a model that cannot read text.
+
+    Raises:
+        ModelLoadError: it has no tokenizer.
+    """
+    if not model.has_tokenizer:
+        raise ModelLoadError(f"`{model.path.name}` has no tokenizer", "use a file that was converted with one")
 
 
 class LlamaContext(CachedContext):

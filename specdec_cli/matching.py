@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Set
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from specdec_cli.compatibility import Compatibility, Verdict, compare
-from specdec_cli.errors import ModelMissingError, SpecdecError
+from specdec_cli.errors import ModelLoadError, ModelMissingError, SpecdecError
 from specdec_cli.estimates import active_share, expert_share, objection, ratio_of
 from specdec_cli.gguf import check_header
-from specdec_cli.llama import Model
+from specdec_cli.llama import Model, require_tokenizer
 from specdec_cli.local_files import LocalModel, scan, size_of
 from specdec_cli.registry import ModelSpec, Registry
 from specdec_cli.sources import locate
+from specdec_cli.translation import Efficiency, Tokenizer, efficiency
 
 _SIMILAR = 0.99
 """Paddings of one tokenizer change its size by less than a hundredth."""
@@ -52,6 +53,8 @@ class Candidate:
         verdict: how the vocabularies compare; None when they were not compared.
         reason: why not, or what else to know.
         pair: the pair of the registry that joins the two; empty without one.
+        translation: how well drafts can be translated where the vocabularies differ; None where they need not or
+            cannot be.
     """
 
     name: str
@@ -63,6 +66,7 @@ class Candidate:
     verdict: Verdict | None
     reason: str
     pair: str = ""
+    translation: Efficiency | None = None
 
 
 def open_vocabulary(path: Path) -> Measured:
@@ -70,16 +74,26 @@ def open_vocabulary(path: Path) -> Measured:
 
     Raises:
         ModelMissingError: there is no such file.
-        ModelLoadError: it is not a model that this llama.cpp can load.
+        ModelLoadError: it is not a model that this llama.cpp can load, or one without a tokenizer.
     """
     check_header(path)
     model = Model(path, vocab_only=True)
+    try:
+        require_tokenizer(model)
+    except ModelLoadError:
+        model.close()
+        raise
     return Measured(path, size_of(path), expert_share(model.metadata), model)
 
 
 def ratio(target: Measured, draft: Measured) -> float:
     """A draft step in target steps."""
     return ratio_of((target.size, target.active_share), (draft.size, draft.active_share))
+
+
+def translation(target: Model, draft: Model, found: Compatibility) -> Efficiency | None:
+    """How well drafts can be translated from one tokenizer to the other; None where they need not or cannot be."""
+    return None if found.fits else efficiency(Tokenizer(target), Tokenizer(draft))
 
 
 def find_drafts(registry: Registry, target: Path, on_step: OnStep) -> list[Candidate]:
@@ -111,7 +125,7 @@ def find_drafts(registry: Registry, target: Path, on_step: OnStep) -> list[Candi
 
 
 def _order(candidate: Candidate) -> tuple[int, float, str]:
-    rank = {True: 0, None: 1, False: 2}[candidate.fits]
+    rank = 2 if candidate.translation else {True: 0, None: 1, False: 3}[candidate.fits]
     return rank, candidate.cost_ratio or 0.0, candidate.name
 
 
@@ -159,7 +173,9 @@ def _judge_file(target: Measured, file: LocalModel) -> Candidate:
         return judged(False, error.message)
     with draft.model:
         found, cost = compare(target.model, draft.model), ratio(target, draft)
-    return judged(found.fits, found.reason or note_on(found, cost), cost, found.verdict)
+        translated = translation(target.model, draft.model, found)
+    judgment = judged(found.fits, found.reason or note_on(found, cost), cost, found.verdict)
+    return replace(judgment, translation=translated)
 
 
 def note_on(found: Compatibility, cost: float) -> str:

@@ -120,6 +120,7 @@ class Placement:
         gpu_layers: of the target; the output counts as one more.
         draft_gpu_layers: of the draft model.
         repacks: names of the tensor types that the CPU's kernels keep a copy of.
+        draft_ctx_ratio: tokens of the draft model's context for each of the target's.
     """
 
     kv_type: str = "f16"
@@ -127,6 +128,7 @@ class Placement:
     gpu_layers: int = 0
     draft_gpu_layers: int = 0
     repacks: AbstractSet[str] = frozenset()
+    draft_ctx_ratio: float = 1.0
 
 
 ON_CPU = Placement()
@@ -155,7 +157,7 @@ def estimate(target: Headers, draft: Headers | None, num_ctx: int, placement: Pl
     if draft is None:
         return Estimate(num_ctx, first, None)
     kv_type = placement.draft_kv_type or placement.kv_type
-    draft_ctx = min(num_ctx, max_ctx(draft))
+    draft_ctx = min(int(num_ctx * placement.draft_ctx_ratio), max_ctx(draft))
     second = _model(draft, draft_ctx, kv_type, placement.draft_gpu_layers, placement.repacks, 1)
     return Estimate(num_ctx, first, second)
 
@@ -451,6 +453,10 @@ class Fit:
             message = f"{self._names()} needs {_size(found.on_gpu)} on the GPU at `--ctx {num_ctx}`"
             raise OutOfMemoryError(f"{message}; {_size(self.free.gpu)} are free", self._ways_out(num_ctx, least_ctx))
         return found
+
+    def with_draft_ctx(self, ratio: float) -> Fit:
+        """The same with so many tokens of the draft model's context for each of the target's."""
+        return replace(self, placement=replace(self.placement, draft_ctx_ratio=ratio))
 
     def holds(self, num_ctx: int, **changes: Any) -> bool:
         """Whether a context fits."""

@@ -8,10 +8,12 @@ import functools
 import secrets
 import threading
 import weakref
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 import numpy as np
 
@@ -22,14 +24,15 @@ from specdec_cli.constraint import Grammar, GrammarConstraint, Vocabulary
 from specdec_cli.conversation import Message
 from specdec_cli.cost import CostModel
 from specdec_cli.draft_length import CostRule, Fixed
-from specdec_cli.drafters import AutoDrafter, ModelDrafter, NgramDrafter, NoDrafter
+from specdec_cli.drafters import AutoDrafter, Intersected, ModelDrafter, NgramDrafter, NoDrafter, Retokenized
 from specdec_cli.engine import speculate
-from specdec_cli.errors import BackendError, ContextFullError, SpecdecError, UsageError
+from specdec_cli.errors import BackendError, ContextFullError, ModelLoadError, SpecdecError, UsageError
 from specdec_cli.llama import (
     KV_TYPES,
     Model,
-    check_vocabularies,
     default_threads,
+    find_translator,
+    require_tokenizer,
     supports_gpu_offload,
 )
 from specdec_cli.memory import LEAST_CTX, Fit, Headers, Placement, free_here, max_ctx
@@ -39,6 +42,7 @@ from specdec_cli.sampling import Sampler, top_two
 from specdec_cli.sources import SilentProgress
 from specdec_cli.stats import NearTie, Stats
 from specdec_cli.text import StopStrings, TextDecoder
+from specdec_cli.translation import Translator
 from specdec_cli.trial import admit
 from specdec_cli.tuned import Tuned, find_tuned
 from specdec_cli.types import (
@@ -71,6 +75,17 @@ _ALL_LAYERS = 1000
 
 _MAX_BYTES_PER_TOKEN = 32
 """No text comes near this average."""
+
+DraftMethod = Literal["same-tokens", "string-level", "token-level"]
+"""How a draft model's tokens become the target's: they are the same ones, or see `specdec_cli.drafters.retokenize`."""
+
+_ENOUGH_SHARED, _ALL_SHARED = 0.9, 0.99
+"""Shares of the target's tokens in a text above which drafting in shared tokens is better: sampled, and always."""
+
+_SPARE_DRAFT_CTX = 1.5
+"""Texts in other scripts than the sample's may take many more draft tokens."""
+
+_MAX_CONVERSATIONS = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,6 +145,11 @@ class Structure:
     ignore_eos: bool = False
     grammar: Grammar | None = None
 
+    @property
+    def is_constrained(self) -> bool:
+        """Whether the answer has a form."""
+        return self.grammar is not None
+
     def __post_init__(self) -> None:
         if "" in self.stop:
             raise UsageError("--stop must not be empty", "leave it out to stop where the model does")
@@ -164,11 +184,12 @@ class Session:
 
     Args:
         target: the target; owned by the session.
-        draft_model: the draft model, with the target's vocabulary, or None for plain decoding; owned too.
+        draft_model: the draft model, or None for plain decoding; owned too.
         options: how to draft.
         warning: something the user should be told about the backend.
         tuned: what tuning found for the draft model; None when it was not tuned.
         fit: against what caches are checked before they are made; None checks nothing.
+        translator: between the two tokenizers; None for models that share a vocabulary.
     """
 
     def __init__(
@@ -179,6 +200,7 @@ class Session:
         warning: str = "",
         tuned: Tuned | None = None,
         fit: Fit | None = None,
+        translator: Translator | None = None,
     ) -> None:
         self.target = target
         self.draft_model = draft_model
@@ -186,6 +208,7 @@ class Session:
         self.warning = warning
         self.tuned = tuned
         self._fit = fit
+        self.translator = translator
         self._contexts: tuple[Context, Context | None] | None = None
         self._owned: list[Context] = []
         self._num_streams = 0
@@ -199,10 +222,11 @@ class Session:
         self._acceptances: dict[SamplingParams, dict[str, Acceptance]] = {}
         self._vocabulary: Vocabulary | None = None
         self._breakers: dict[tuple[str, ...], Breakers] = {}
+        self._conversations: OrderedDict[tuple[int, ...], list[Message]] = OrderedDict()
 
     @classmethod
     def open(cls, target: Path, draft: Path | None = None, options: SessionOptions | None = None) -> Session:
-        """Load two GGUF files that share a vocabulary.
+        """Load two GGUF files; where their tokenizers differ, drafts are translated.
 
         Args:
             target: path of the target.
@@ -212,7 +236,7 @@ class Session:
         Raises:
             ModelMissingError: a file is not there.
             ModelLoadError: a file is not a model that this llama.cpp can load.
-            IncompatibleModelsError: the vocabularies differ.
+            IncompatibleModelsError: the draft model's tokens cannot be translated.
             OutOfMemoryError: they do not fit into the memory of this machine.
             BackendError: llama.cpp does not work on this machine.
         """
@@ -233,13 +257,14 @@ class Session:
         with contextlib.ExitStack() as stack:
             target_model, *rest = [stack.enter_context(model) for model in _load_all(wanted)]
             draft_model = rest[0] if rest else None
-            if draft_model is not None:
-                check_vocabularies(target_model, draft_model)
+            require_tokenizer(target_model)
+            translator = None if draft_model is None else find_translator(target_model, draft_model)
             # Looked up over the whole vocabulary, once: now and not within the first answer.
             _ = target_model.stop_tokens
             stack.pop_all()
+        fit = fit.with_draft_ctx(_draft_ctx_ratio(translator))
         warning = verdict.warning if verdict.is_new else ""
-        return cls(target_model, draft_model, options, warning, tuned, None if options.force else fit)
+        return cls(target_model, draft_model, options, warning, tuned, None if options.force else fit, translator)
 
     def close(self) -> None:
         """Free caches and models."""
@@ -305,9 +330,22 @@ class Session:
             if system is not None:
                 messages.insert(0, {"role": "system", "content": system})
             tokens = conversation.encode_chat(self.target, messages)
+            self.remember_conversation(tokens, messages)
         if not tokens:
             raise UsageError("the prompt is empty", 'try `specdec run "your question"`')
         return tokens
+
+    def remember_conversation(self, tokens: Sequence[int], messages: list[Message]) -> None:
+        """Tell which conversation a prompt stands for: a draft model of another family reads its own form.
+
+        Args:
+            tokens: of the prompt, without an answer that it may go on with.
+            messages: the conversation.
+        """
+        if self.translator is not None:
+            self._conversations[tuple(tokens)] = messages
+            while len(self._conversations) > _MAX_CONVERSATIONS:
+                self._conversations.popitem(last=False)
 
     def stream(
         self,
@@ -350,7 +388,7 @@ class Session:
             target, draft = self.prepare(len(tokens), max_tokens)
             events = speculate(
                 target,
-                self._drafter(drafting, draft, params, rng, constraint),
+                self._drafter(drafting, draft, params, rng, constraint, tokens[: len(tokens) - num_answered]),
                 self._policy(drafting, params),
                 Sampler(params, self.target.num_vocab, constraint, self._breakers_for(params)),
                 rng,
@@ -518,6 +556,7 @@ class Session:
         params: SamplingParams,
         rng: np.random.Generator,
         constraint: GrammarConstraint | None,
+        prompt: Sequence[int],
     ) -> Drafter:
         if drafting.is_off:
             return NoDrafter()
@@ -525,11 +564,56 @@ class Session:
         ngram = NgramDrafter(stop_tokens, self.ngrams, self.target.num_vocab)
         if context is None or not drafting.uses_model:
             return NoDrafter() if drafting.drafter == "model" else ngram
-        # Vocabularies of a pair can differ in padding: draft what both have.
-        num_shared = min(self.target.num_vocab, context.num_vocab)
-        sampler = Sampler(params, num_shared, constraint, self._breakers_for(params))
-        model = ModelDrafter(context, sampler, rng, stop_tokens)
+        model = self._model_drafter(context, params, rng, constraint, prompt)
         return model if drafting.drafter == "model" else AutoDrafter(ngram, model)
+
+    def _model_drafter(
+        self,
+        context: Context,
+        params: SamplingParams,
+        rng: np.random.Generator,
+        constraint: GrammarConstraint | None,
+        prompt: Sequence[int],
+    ) -> ModelDrafter | Retokenized:
+        translator, num_vocab = self.translator, self.target.num_vocab
+        if translator is None:
+            # Vocabularies of a pair can differ in padding: draft what both have.
+            num_vocab = min(num_vocab, context.num_vocab)
+            sampler = Sampler(params, num_vocab, constraint, self._breakers_for(params))
+            return ModelDrafter(context, sampler, rng, self.target.stop_tokens)
+        translation = translator.translation(self._draft_prompt(prompt))
+        if self.draft_method(params, is_constrained=constraint is not None) == "token-level":
+            sampler = Sampler(params, num_vocab, constraint, self._breakers_for(params))
+            return Intersected(
+                context, translation, translator.shared, sampler, num_vocab, rng, self.target.stop_tokens
+            )
+        may_end = (self.target.eos, -np.inf) not in params.logit_bias
+        return Retokenized(context, translator, translation, may_end=may_end, constraint=constraint)
+
+    def draft_method(self, params: SamplingParams, *, is_constrained: bool = False) -> DraftMethod | None:
+        """How the draft model's tokens become the target's in an answer; None without a draft model.
+
+        Args:
+            params: settings of the answer.
+            is_constrained: whether it keeps to a grammar, which only drafts in the target's tokens can follow.
+        """
+        if self.draft_model is None:
+            return None
+        if self.translator is None:
+            return "same-tokens"
+        enough = _ALL_SHARED if params.is_greedy and not is_constrained else _ENOUGH_SHARED
+        return "token-level" if self.translator.efficiency.shared >= enough else "string-level"
+
+    def _draft_prompt(self, prompt: Sequence[int]) -> tuple[Sequence[int], Sequence[int]] | None:
+        """A conversation as the target's and as the draft model's own template write it; None for other prompts."""
+        messages = self._conversations.get(tuple(prompt))
+        if messages is None or self.draft_model is None:
+            return None
+        try:
+            return prompt, conversation.encode_chat(self.draft_model, messages)
+        except ModelLoadError:
+            # Without a template of its own it reads the target's prompt as text.
+            return None
 
     def _policy(self, drafting: Drafting, params: SamplingParams) -> LengthPolicy:
         if drafting.is_off:
@@ -574,11 +658,18 @@ class Session:
             measured = measuring.recall(key)
             if measured is None or (draft is not None and "model" not in measured.drafts):
                 measured = measuring.measure(target, {} if draft is None else {"model": draft})
+                self.scale(measured)
                 if all(measuring.fits(context) for context in contexts if context is not None):
                     measuring.remember(key, measured)
             # Copied, so that they are the same numbers as those that will be remembered.
             self._measured, self._costs = measured.copy(), measured.copy()
         return self._costs
+
+    def scale(self, measured: CostModel) -> None:
+        """Let a draft step count for one token of the target, which may take more or fewer draft tokens."""
+        if self.translator is not None:
+            factor = self.translator.efficiency.draft_tokens
+            measured.drafts = {name: timing.scaled(factor) for name, timing in measured.drafts.items()}
 
     def _review_costs(self) -> None:
         """Remember what was seen instead of what was measured, where that is something else."""
@@ -654,13 +745,17 @@ class Session:
         if model is None:
             return None
         try:
-            return self._open(model, min(num_ctx, model.max_ctx), self.tuned)
+            return self._open(model, min(self._draft_ctx(num_ctx), model.max_ctx), self.tuned)
         except BackendError as error:
             self._close_contexts()
             raise BackendError(
                 f"the target took the memory, and none was left for the draft model: {error.message}",
                 "use a smaller `--ctx`, `--kv-type q8_0`, `--draft-gpu-layers 0` where a GPU is used, or `--no-draft`",
             ) from None
+
+    def _draft_ctx(self, num_ctx: int) -> int:
+        """Tokens that the draft model may need for a text of so many tokens of the target."""
+        return int(num_ctx * _draft_ctx_ratio(self.translator))
 
     def _open(self, model: LanguageModel, num_ctx: int, tuned: Tuned | None = None) -> Context:
         options = ContextOptions(num_ctx, self.options.threads, self.options.kv_type)
@@ -702,6 +797,11 @@ def _fit(target: Headers, draft: Headers | None, options: SessionOptions, tuned:
         _layers_on_gpu(options.draft_gpu_layers),
     )
     return Fit(target, draft, placement, free_here())
+
+
+def _draft_ctx_ratio(translator: Translator | None) -> float:
+    """Tokens of the draft model's context for each of the target's."""
+    return 1.0 if translator is None else _SPARE_DRAFT_CTX * max(1.0, translator.efficiency.draft_tokens)
 
 
 def _layers_on_gpu(wanted: int | None) -> int:

@@ -229,18 +229,21 @@ class Vocabulary:
     favored: frozenset[int] = frozenset()
 
 
-def byte_level_vocabulary(num_vocab: int = 320, *, add_bos: bool = False) -> Vocabulary:
+def byte_level_vocabulary(
+    num_vocab: int = 320, *, add_bos: bool = False, merges: Sequence[str] = _MERGES
+) -> Vocabulary:
     """Byte-pair encoding over all 256 bytes with a few merges and ChatML's special tokens.
 
     Args:
         num_vocab: 275 or more; what is left over becomes padding that is marked as unused.
         add_bos: put `<|endoftext|>` in front of a text.
+        merges: pairs of tokens that become one, the first ones first.
 
     Raises:
         ValueError: `num_vocab` is too small.
     """
     letters = _byte_letters()
-    tokens = [*letters, *(merge.replace(" ", "") for merge in _MERGES), *_SPECIAL]
+    tokens = [*letters, *(merge.replace(" ", "") for merge in merges), *_SPECIAL]
     num_padding = num_vocab - len(tokens)
     if num_padding < 0:
         raise ValueError(f"at least {len(tokens)} tokens are needed, not {num_vocab}")
@@ -251,7 +254,7 @@ def byte_level_vocabulary(num_vocab: int = 320, *, add_bos: bool = False) -> Voc
     metadata: dict[str, MetadataValue] = {
         "tokenizer.ggml.model": "gpt2",
         "tokenizer.ggml.pre": "gpt-2",
-        "tokenizer.ggml.merges": _MERGES,
+        "tokenizer.ggml.merges": tuple(merges),
         "tokenizer.ggml.bos_token_id": first_special,
         "tokenizer.ggml.eos_token_id": first_special + 2,
         "tokenizer.ggml.add_bos_token": add_bos,

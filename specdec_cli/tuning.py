@@ -20,10 +20,11 @@ import psutil
 from specdec_cli import calibration, interrupt, selfcheck, tuned
 from specdec_cli.calibration import NUM_CTX, Text
 from specdec_cli.errors import BackendError, OutOfMemoryError
-from specdec_cli.llama import Model, check_vocabularies, default_threads, supports_gpu_offload
+from specdec_cli.llama import Model, default_threads, find_translator, supports_gpu_offload
 from specdec_cli.memory import ON_CPU, Fit, Headers, available, max_ctx
 from specdec_cli.prediction import predict_rate
 from specdec_cli.requantize import TEMPORARY, requantize
+from specdec_cli.translation import Translator
 from specdec_cli.trial import admit
 from specdec_cli.tuned import PUBLISHED, Tuned, find_tuned, forget
 from specdec_cli.types import Context, ContextOptions
@@ -79,7 +80,7 @@ class Measurement:
         label: its format.
         size: bytes.
         step_s: median seconds of one draft step.
-        agreement: share of positions at which its likeliest token is the target's.
+        agreement: share of positions at which its likeliest token is the target's, or in its own tokens the text's.
         rate: predicted tokens per second of the pair.
         best_rate: the same where the target always agrees, as it nearly does when it repeats or edits a text.
     """
@@ -183,7 +184,7 @@ def tune(
     Raises:
         ModelMissingError: a file is not there.
         ModelLoadError: a file is not a model that this llama.cpp can load, or too small a one to measure.
-        IncompatibleModelsError: the vocabularies differ.
+        IncompatibleModelsError: the draft model's tokens cannot be translated.
         OutOfMemoryError: both models together do not fit into the memory.
         BackendError: llama.cpp does not work here, the disk is too full, or another process is tuning.
         OSError: a file could not be written.
@@ -255,6 +256,8 @@ class _Tuning:
         self._texts: list[Text] = []
         self._pass_s: dict[int, float] = {}
         self._num_shared = 0
+        self._draft_texts: list[Text] = []
+        self._draft_tokens = 1.0
         self._failures: list[tuple[str, str]] = []
 
     def run(self) -> TuneReport:
@@ -297,17 +300,27 @@ class _Tuning:
     def _read_target(self) -> None:
         """The target's answers and the times of its passes; it is closed again before any draft is measured."""
         self._on_progress("loading the target", 0.0)
-        with self._model(self._target) as target:
-            # Only looked into, so not repacked.
-            with Model(self._draft, gpu_layers=0, use_extra_bufts=False) as draft:
-                self._num_shared = check_vocabularies(target, draft)
-                self._check_space(draft.num_params)
-            num_ctx = min(NUM_CTX, target.max_ctx)
-            with target.open_context(ContextOptions(num_ctx)) as context:
+        # The draft is only looked into, so not repacked.
+        with (
+            self._model(self._target) as target,
+            Model(self._draft, gpu_layers=0, use_extra_bufts=False) as draft,
+        ):
+            translator = find_translator(target, draft)
+            self._check_space(draft.num_params)
+            with target.open_context(ContextOptions(min(NUM_CTX, target.max_ctx))) as context:
                 told = self._part("reading answers of the target", 0.04, 0.30)
                 self._texts = calibration.greedy_answers(target, context, ANSWERS_S, told)
                 self._on_progress("timing passes of the target", 0.30)
                 self._pass_s = calibration.time_passes(context, self._texts, PASSES_S)
+            self._read_as_draft(translator, min(target.num_vocab, draft.num_vocab))
+
+    def _read_as_draft(self, translator: Translator | None, num_common: int) -> None:
+        """The texts as the draft model reads them, and what a step counts for."""
+        self._num_shared, self._draft_texts = num_common, self._texts
+        if translator is not None:
+            self._num_shared = translator.draft.model.num_vocab
+            self._draft_tokens = translator.efficiency.draft_tokens
+            self._draft_texts = [calibration.translated(text, translator) for text in self._texts]
 
     def _check_space(self, num_params: int) -> None:
         missing = [candidate for candidate in self._candidates if not self._file(candidate).exists()]
@@ -354,10 +367,15 @@ class _Tuning:
             contexts = [self._context(stack, stack.enter_context(self._model(path)), Tuned(path)) for _, path in files]
             agreements = []
             for index, context in enumerate(contexts):
-                agreements.append(calibration.follow(context, self._texts, self._num_shared))
+                agreements.append(calibration.follow(context, self._draft_texts, self._num_shared))
                 told(0.6 * (index + 1) / len(contexts))
             times = calibration.time_steps(
-                contexts, self._texts, STEPS_S, num_rounds=5, num_steps=6, on_step=lambda share: told(0.6 + 0.4 * share)
+                contexts,
+                self._draft_texts,
+                STEPS_S,
+                num_rounds=5,
+                num_steps=6,
+                on_step=lambda share: told(0.6 + 0.4 * share),
             )
         return [
             Measurement(
@@ -365,8 +383,8 @@ class _Tuning:
                 path.stat().st_size,
                 step_s := float(np.median(row)),
                 float(np.mean(matches)),
-                predict_rate(confidences, matches, step_s, self._pass_s),
-                predict_rate([1.0] * len(matches), [True] * len(matches), step_s, self._pass_s),
+                predict_rate(confidences, matches, step_s * self._draft_tokens, self._pass_s),
+                predict_rate([1.0] * len(matches), [True] * len(matches), step_s * self._draft_tokens, self._pass_s),
             )
             for (label, path), (confidences, matches), row in zip(files, agreements, times, strict=True)
         ]
@@ -384,7 +402,7 @@ class _Tuning:
                 with contextlib.suppress(BackendError):
                     opened.append((label, variant, self._context(stack, model, variant)))
             times = calibration.time_steps(
-                [context for *_, context in opened], self._texts, STEPS_S, num_rounds=5, num_steps=4, on_step=told
+                [context for *_, context in opened], self._draft_texts, STEPS_S, num_rounds=5, num_steps=4, on_step=told
             )
         settings = [
             Setting(label, float(np.median(times[0] / row)), variant)

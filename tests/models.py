@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from specdec_cli.tiny import CONTROL, NORMAL, Vocabulary, write_tiny_model
+from specdec_cli.tiny import CONTROL, NORMAL, Vocabulary, byte_level_vocabulary, write_tiny_model
 
 _BYTE, _UNKNOWN = 6, 2
 
@@ -21,8 +21,14 @@ def tiny(folder: Path, name: str = "tiny", **kwargs) -> Path:
     return path
 
 
-def sentencepiece_vocabulary(words: tuple[str, ...] = ("▁", "e", "t", "th", "▁th", "▁the", "a", "n")) -> Vocabulary:
-    """A SentencePiece tokenizer with byte fallback and a few words; puts BOS in front of a text."""
+WORDS = ("▁", "e", "t", "th", "▁th", "▁the", "a", "n")
+
+OTHER_MERGES = ("i n", "o n", "Ġ t", "e r", "t h", "Ġ th", "Ġth e", "Ġ o", "Ġo n", "å Ń", "ðŁ ĺ")
+"""Of which some are others than those of the usual tiny model, two within characters."""
+
+
+def sentencepiece_vocabulary(words: tuple[str, ...] = WORDS, *, add_space: bool = False) -> Vocabulary:
+    """A SentencePiece tokenizer with byte fallback and a few words; puts BOS and perhaps a space in front of a text."""
     tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), *words]
     types = [_UNKNOWN, CONTROL, CONTROL, *[_BYTE] * 256, *[NORMAL] * len(words)]
     metadata = {
@@ -32,6 +38,33 @@ def sentencepiece_vocabulary(words: tuple[str, ...] = ("▁", "e", "t", "th", "�
         "tokenizer.ggml.eos_token_id": 2,
         "tokenizer.ggml.unknown_token_id": 0,
         "tokenizer.ggml.add_bos_token": True,
-        "tokenizer.ggml.add_space_prefix": False,
+        "tokenizer.ggml.add_space_prefix": add_space,
     }
     return Vocabulary(tuple(tokens), tuple(types), metadata, frozenset(range(259, len(tokens))))
+
+
+def other_byte_level_vocabulary() -> Vocabulary:
+    """Byte-pair encoding with other ids for everything and other merges."""
+    return byte_level_vocabulary(384, merges=OTHER_MERGES)
+
+
+def wordpiece_vocabulary() -> Vocabulary:
+    """WordPiece, which loses spaces and what it has no letters for."""
+    letters = [chr(code) for code in range(0x21, 0x7F) if not chr(code).isupper()]
+    special = ("[PAD]", "[UNK]", "[CLS]", "[SEP]")
+    tokens = [*special, *(f"▁{letter}" for letter in letters), *letters, "▁the", "▁and", "ing"]
+    metadata = {
+        "tokenizer.ggml.model": "bert",
+        "tokenizer.ggml.bos_token_id": 2,
+        "tokenizer.ggml.eos_token_id": 3,
+        "tokenizer.ggml.unknown_token_id": 1,
+        "tokenizer.ggml.seperator_token_id": 3,
+        "tokenizer.ggml.padding_token_id": 0,
+    }
+    types = [CONTROL] * 4 + [NORMAL] * (len(tokens) - 4)
+    return Vocabulary(tuple(tokens), tuple(types), metadata, frozenset(range(4, len(tokens))))
+
+
+def no_vocabulary(num_vocab: int = 320) -> Vocabulary:
+    """Token ids without any text."""
+    return Vocabulary(("",) * num_vocab, (NORMAL,) * num_vocab, {"tokenizer.ggml.model": "no_vocab"})

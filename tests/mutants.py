@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[1]
-FILES = ("distribution", "verify", "sampling", "repetition", "context", "drafters", "engine")
+FILES = ("distribution", "verify", "sampling", "repetition", "context", "drafters", "engine", "retokenize")
 
 
 @dataclass(frozen=True)
@@ -58,6 +58,7 @@ SEEN_TOKEN = """            token = proposal.sample(self._rng)
                 break
 """
 VERIFY, ENGINE, SAMPLING = ("verify",), ("engine",), ("sampling",)
+RETOKENIZE = ("retokenize",)
 RULE = "verify::test_rule_for_a_fixed_draft"
 ANSWERS = "engine::test_answers_have_exactly_the_targets_distribution"
 ACCEPTED = "engine::test_a_draft_model_equal_to_the_target_is_always_accepted"
@@ -170,6 +171,120 @@ MUTANTS = (
         ("drafters",),
     ),
     Mutant("draft model's context overrun", "drafters/model.py", "len(tokens) + 1", "len(tokens) + 2", ("drafters",)),
+    # another tokenizer
+    Mutant(
+        "shared tokens by the draft's ids",
+        "drafters/retokenize.py",
+        "row[self._shared.target] = own[self._shared.draft]",
+        "row[self._shared.target] = own[self._shared.target]",
+        RETOKENIZE,
+        "retokenize::test_a_draft_model_equal_to_the_target_is_always_accepted",
+    ),
+    Mutant(
+        "translated drafts with another model's probabilities",
+        "drafters/retokenize.py",
+        "for token, _ in kept], None, [",
+        "for token, _ in kept], "
+        "[self._sampler.distribution(np.zeros(4)).__class__(None, np.ones(4) / 4)] * len(kept), [",
+        RETOKENIZE,
+        "retokenize::test_answers_have_exactly_the_targets_distribution",
+    ),
+    Mutant(
+        "special tokens read from text",
+        "translation.py",
+        "add_special=False, parse_special=False)",
+        "add_special=False, parse_special=True)",
+        RETOKENIZE,
+        "retokenize::test_the_text_of_a_special_token_stays_text",
+    ),
+    Mutant(
+        "the last token proposed whatever follows",
+        "drafters/retokenize.py",
+        "        num = len(tokens)\n        else:\n            num = num_settled",
+        "        num = len(tokens)\n        else:\n            num = len(tokens) or num_settled",
+        RETOKENIZE,
+    ),
+    Mutant(
+        "no look-back into the committed text",
+        "drafters/retokenize.py",
+        'return b"" if is_cut(text, 0) else text',
+        'return b""',
+        RETOKENIZE,
+    ),
+    Mutant(
+        "tokens across the border proposed",
+        "translation.py",
+        "return num if num and self.decode(tokens[:num]) == data else None",
+        "return num or len(tokens[:1])",
+        RETOKENIZE,
+    ),
+    Mutant(
+        "bytes of a proposal not compared",
+        "translation.py",
+        "if not piece or data[position : position + len(piece)] != piece:",
+        "if not piece:",
+        RETOKENIZE,
+    ),
+    Mutant(
+        "the draft's end under its own id",
+        "drafters/retokenize.py",
+        "eos = self._target.model.eos",
+        "eos = self._draft.model.eos",
+        RETOKENIZE,
+        "retokenize::test_an_end_is_the_targets_end_and_settles_what_was_written",
+    ),
+    Mutant(
+        "a draft's special token passed over",
+        "drafters/retokenize.py",
+        "            chain.left.insert(0, (token, confidence))\n            return False\n",
+        "",
+        RETOKENIZE,
+    ),
+    Mutant(
+        "drafted tokens of an abandoned text used",
+        "drafters/retokenize.py",
+        "if [token for token, _ in drafted[:num_new]] != prefix[len(last.prefix) :]:",
+        "if False:",
+        RETOKENIZE,
+        "retokenize::test_another_text_forgets_what_was_drafted",
+    ),
+    Mutant(
+        "what was not proposed is drafted again",
+        "drafters/retokenize.py",
+        "return _Chain(prefix, drafted[num_new:])",
+        "return _Chain(prefix, [])",
+        RETOKENIZE,
+    ),
+    Mutant(
+        "translation not shortened",
+        "translation.py",
+        "not 0 <= self._id_ends[-1] <= len(self._text):",
+        "self._id_ends[-1] < 0:",
+        RETOKENIZE,
+    ),
+    Mutant(
+        "draft model's context overrun by a translation",
+        "drafters/retokenize.py",
+        "len(chain.prefix) + len(chain.tokens) > self._context.num_ctx",
+        "False",
+        RETOKENIZE,
+    ),
+    Mutant(
+        "a step told as one draft token's",
+        "drafters/retokenize.py",
+        "seconds * self._ratio)",
+        "seconds)",
+        RETOKENIZE,
+        "retokenize::test_a_step_counts_for_all_steps_of_a_token",
+    ),
+    Mutant(
+        "confidence of the first draft token only",
+        "drafters/retokenize.py",
+        "found[place] *= confidence",
+        "found[place] = min(found[place], confidence)",
+        RETOKENIZE,
+        "retokenize::test_confidences_are_products_of_the_draft_tokens_that_begin_in_a_token",
+    ),
     # the loop
     Mutant(
         "seeded again every round",

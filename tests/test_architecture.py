@@ -21,7 +21,7 @@ LAYERS = (
         "repetition", "sampling", "verify", "cost", "acceptance", "draft_length", "prediction", "stats", "interval",
         "text", "interrupt", "compatibility",
     ),
-    ("context", "engine", "drafters", "testing"),
+    ("context", "translation", "engine", "drafters", "testing"),
     ("llama",),
     (
         "child", "tiny", "selfcheck", "requantize", "constraint", "settings", "paths", "files", "registry", "split",

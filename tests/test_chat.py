@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from models import CHATML, tiny
+from models import CHATML, sentencepiece_vocabulary, tiny
 
 from specdec_cli.chat import Chat, ChatSettings, Turn
 from specdec_cli.constraint import Grammar
@@ -64,6 +64,28 @@ def fresh(chat: Chat) -> Chat:
     models = [FakeModel(seed, LETTERS, template=chat.session.target.chat_template) for seed in (0, 1)]
     session = Session(*models, chat.session.options)
     return Chat(session, chat.settings, chat.system, chat.turns[chat.num_dropped :])
+
+
+def test_a_draft_model_of_another_family_reads_the_conversation_in_its_own_form(tmp_path: Path) -> None:
+    own = "{% for m in messages %}[{{ m.role }}] {{ m.content }} {% endfor %}[assistant]"
+    target = tiny(tmp_path, "target", chat_template=CHATML)
+    draft = tiny(tmp_path, "draft", chat_template=own, vocabulary=sentencepiece_vocabulary())
+    with Session.open(target, draft, SessionOptions(Drafting("model", 2, 0.0), num_ctx=512)) as session:
+        chat = Chat(session, ChatSettings(GREEDY, max_tokens=6), "be brief")
+        for text in ("hello", "and again"):
+            answer(chat.send(text))
+            assert session.draft_model is not None
+            assert session._contexts is not None
+            context = session._contexts[1]
+            assert context is not None
+            read = b"".join(map(session.draft_model.piece, context.tokens)).decode("utf-8", "replace")
+            assert read.startswith("[system] be brief [user] hello [assistant]")
+            assert "<|im_start|>" not in read
+        assert f" [user] {text} [assistant]" in read
+        first = Chat(session, ChatSettings(GREEDY, max_tokens=6, drafting=PLAIN_DECODING), "be brief")
+        for turn in chat.turns:
+            answer(first.send(turn.user))
+        assert [turn.answer for turn in first.turns] == [turn.answer for turn in chat.turns]
 
 
 class TestPrefix:

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from models import CHATML, sentencepiece_vocabulary, tiny
+from models import CHATML, no_vocabulary, sentencepiece_vocabulary, tiny
 
 from specdec_cli.cli.app import invoke
 from specdec_cli.cli.prompt import read_prompt
@@ -447,6 +447,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     target = tiny(folder, "target", chat_template=CHATML, context_length=1 << 17)
     tiny(folder, "draft", quant="q4_0", num_layers=1, chat_template=CHATML, context_length=1 << 17)
     tiny(folder, "other", vocabulary=sentencepiece_vocabulary())
+    tiny(folder, "none", vocabulary=no_vocabulary())
     tiny(folder, "bare")
     (folder / "cut.gguf").write_bytes(target.read_bytes()[:200_000])
     (folder / "head.gguf").write_bytes(target.read_bytes()[:12])
@@ -546,7 +547,7 @@ BAD_MODELS = [
     (("--target", "cut.gguf", "x"), 1, "`cut.gguf` is cut off: 200000 of 972800 bytes", "download"),
     (("--target", "future.gguf", "x"), 1, "has GGUF version 99", "update"),
     (("--target", ".", "x"), 1, "`.` is a directory", ".gguf"),
-    (("--draft", "other.gguf", "x"), 4, "different kinds of tokenizer (token 0 is", "--no-draft"),
+    (("--draft", "none.gguf", "x"), 4, "`none.gguf` has no tokenizer", "--no-draft"),
     (("--ctx", "16", "x" * 200), 1, "in a context of 16", "--ctx"),
     (("--target", "bare.gguf", "--no-draft", "x"), 1, "no chat template", "--raw"),
 ]
@@ -590,6 +591,31 @@ class TestBadInput:
     def test_nothing_is_loaded_before_the_prompt_is_known(self, run: Run, pair: Pair) -> None:
         assert run(*GREEDY, "").code == 2
         assert pair.opened == []
+
+
+class TestOtherTokenizer:
+    NOTE = "Note: target and draft have different tokenizers, "
+
+    def test_is_said_in_one_line(self, tiny_run: Run) -> None:
+        arguments = ("--draft", "other.gguf", "--drafter", "model", "-k", "2")
+        done = tiny_run(*arguments, "-t", "0", "hello")
+        assert done.code == 0
+        [line] = [line for line in done.err.splitlines() if "tokenizers" in line]
+        assert line.startswith(self.NOTE)
+        assert re.search(r"\d+% of a text in common; (drafts are translated as text|only the tokens of both)", line)
+        assert done.out == tiny_run("-t", "0", "hello", "--no-draft").out
+        assert self.NOTE not in tiny_run(*arguments, "-q", "hello").err
+        assert self.NOTE not in tiny_run("-t", "0", "hello").err
+        assert self.NOTE not in tiny_run(*arguments[:2], "-k", "0", "hello").err
+
+    def test_is_in_the_json(self, tiny_run: Run) -> None:
+        methods = []
+        for arguments in (("--draft", "other.gguf", "-k", "2"), (), ("--no-draft",)):
+            done = tiny_run(*arguments, "--json", "-t", "0", "hello")
+            assert self.NOTE not in done.err
+            methods.append(json.loads(done.out.splitlines()[0])["draft_method"])
+        assert methods[0] in {"string-level", "token-level"}
+        assert methods[1:] == ["same-tokens", None]
 
 
 class TestOptions:

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 from hub_server import serve
-from models import CHATML, sentencepiece_vocabulary, tiny
+from models import CHATML, no_vocabulary, sentencepiece_vocabulary, tiny
 
 from specdec_cli import doctor as look
 from specdec_cli import llama, paths, provenance, selfcheck
@@ -40,6 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny(folder, "target", chat_template=CHATML)
     tiny(folder, "draft", seed=1)
     tiny(folder, "other", vocabulary=sentencepiece_vocabulary())
+    tiny(folder, "none", vocabulary=no_vocabulary())
     (folder / "broken.gguf").write_bytes(b"GGUF" + b"x" * 50)
     return folder
 
@@ -157,9 +158,9 @@ def test_an_installed_pair_is_found(folder: Path, monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     ("target", "draft", "said"),
     [
-        ("other", "target", "different"),
+        ("none", "target", "no tokenizer"),
         ("broken", None, "broken.gguf"),
-        ("target", "other", "different"),
+        ("target", "none", "no tokenizer"),
     ],
 )
 def test_models_that_do_not_work(call: Call, folder: Path, target: str, draft: str | None, said: str) -> None:
@@ -168,6 +169,12 @@ def test_models_that_do_not_work(call: Call, folder: Path, target: str, draft: s
     assert check(found, "measure")["status"] == "warning"
     assert said in check(found, "measure")["text"]
     assert said in " ".join(call(*models(folder, target, draft))[1].split())
+
+
+def test_a_draft_of_another_family(call: Call, folder: Path) -> None:
+    measurement = document(call, *models(folder, "target", "other"))["measurement"]
+    assert measurement["step_s"] > 0
+    assert "another tokenizer" in measurement["advice"][0]
 
 
 def test_missing_file(call: Call, folder: Path) -> None:

@@ -153,6 +153,13 @@ class TestParts:
         assert found.draft.cache * 8 == found.target.cache
         assert found.peak == alone.peak + found.draft.in_ram
 
+    def test_a_draft_of_another_tokenizer_has_a_larger_context(self) -> None:
+        twice = fit(gigabytes(12)).with_draft_ctx(2.0).check(8192)
+        usual = fit(gigabytes(12)).check(8192)
+        assert twice.draft is not None
+        assert usual.draft is not None
+        assert (twice.target.cache, twice.draft.cache) == (usual.target.cache, 2 * usual.draft.cache)
+
 
 def gigabytes(number: float) -> Available:
     return Available(int(number * 1e9))

@@ -14,7 +14,7 @@ from pathlib import Path
 import pexpect
 import pytest
 from huggingface_hub import constants
-from models import CHATML, sentencepiece_vocabulary, tiny
+from models import CHATML, no_vocabulary, sentencepiece_vocabulary, tiny
 
 from specdec_cli import paths
 from specdec_cli.cli.app import invoke
@@ -70,6 +70,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny(folder, "plain", num_layers=8)
     tiny(folder, "other", vocabulary=renamed(139, "some\x1b[2Jwhat"))
     tiny(folder, "kind", vocabulary=sentencepiece_vocabulary())
+    tiny(folder, "none", vocabulary=no_vocabulary())
     return folder
 
 
@@ -321,6 +322,9 @@ def test_verdicts(run: Run, folder: Path, target: str, draft: str, verdict: str,
     assert set(document) == documented("specdec models check --json")
     assert set(document["target"]) == documented("Side")
     assert bool(document["reason"]) == (code == 4)
+    translation = document["translation"]
+    assert (translation is not None) == (code == 4)
+    assert translation is None or (0 < translation["shared"] <= 1 and translation["draft_tokens"] >= 0.5)
     assert (document["differences"][0]["token"] if document["differences"] else None) == named
     assert len(document["differences"]) == min(10, document["num_differences"])
     sizes = [Path(file).stat().st_size for file in files]
@@ -328,7 +332,16 @@ def test_verdicts(run: Run, folder: Path, target: str, draft: str, verdict: str,
     shown = run("check", *files)
     assert shown.code == code
     assert shown.out.splitlines()[-1].split(maxsplit=1)[1].startswith(verdict)
+    translated = re.search(r"drafts can be translated: \d\.\d\d draft tokens a target token, shared \d+%\n", shown.out)
+    assert bool(translated) == (code == 4)
     assert "\x1b" not in shown.out
+
+
+def test_what_cannot_be_translated(run: Run, folder: Path) -> None:
+    for files in (("target", "none"), ("none", "target")):
+        done = run("check", *(str(folder / f"{name}.gguf") for name in files))
+        assert (done.code, done.out) == (1, "")
+        assert "`none.gguf` has no tokenizer" in done.err
 
 
 def test_both_sides_are_shown(run: Run, folder: Path) -> None:
@@ -390,11 +403,16 @@ def test_find(run: Run, folder: Path) -> None:
         "target and draft have differen",
     )
     assert "broken.gguf` has GGUF version 0" in found["broken.gguf"]["reason"]
+    assert found["other.gguf"]["translation"]["draft_tokens"] == pytest.approx(1, abs=0.1)
+    assert found["same.gguf"]["translation"] is found["broken.gguf"]["translation"] is None
     assert found["plain.gguf"]["fits"] is not None
     assert "mine-target" not in found
     ranks = [candidate["fits"] for candidate in done.document["candidates"]]
     assert ranks == sorted(ranks, key=[True, None, False].index)
     plain = run("find", "mine", "-q")
+    [row] = [line for line in plain.out.splitlines() if line.startswith("other.gguf")]
+    assert "  translated  " in row
+    assert "shared" in row
     assert plain.out.splitlines()[0].split() == ["model", "size", "cost", "drafts", "where", "remark"]
     assert plain.err == ""
 

@@ -28,6 +28,7 @@ INFO: dict[str, object] = {
     "draft": "small.gguf",
     "drafter": "model",
     "draft_format": None,
+    "draft_method": "same-tokens",
     "num_draft_tokens": 4,
     "seed": 1234,
     "seed_drawn": True,

@@ -16,7 +16,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from models import CHATML, tiny
+from models import CHATML, sentencepiece_vocabulary, tiny
 
 from specdec_cli import paths
 from specdec_cli.cli import chat_settings, clipboard
@@ -41,6 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny(folder, "draft", chat_template=CHATML, num_layers=1)
     tiny(folder, "other", chat_template=CHATML, seed=5)
     tiny(folder, "bare")
+    tiny(folder, "family", chat_template=CHATML, vocabulary=sentencepiece_vocabulary())
     thinking = CHATML.replace("assistant\n{% endif %}", "assistant\n{{ '<think>\\n' }}{% endif %}")
     tiny(folder, "thinking", chat_template=thinking)
     return folder
@@ -175,6 +176,16 @@ class TestPipe:
         assert "2048 tokens; when it is full: drop" in done.err
         assert "2 answers · 16 tokens" in done.err
         assert "decoded by the target" in done.err
+
+    def test_a_draft_of_another_family(self, run: Run, folder: Path) -> None:
+        note = "Note: target and draft have different tokenizers, "
+        arguments = ("--draft", str(folder / "family.gguf"), "--drafter", "model", "-k", "2")
+        done = run(f"hi\nand again\n/draft off\nhi\n/draft on\n/model {folder / 'draft.gguf'}\n", *arguments)
+        assert done.err.count(note) == 2
+        assert done.lines[:2] == run("hi\nand again\n").lines
+        assert note not in run("hi\n", *arguments, "-q").err
+        lines = [json.loads(line) for line in run("hi\n", *arguments, "--json").lines]
+        assert lines[0]["draft_method"] in {"string-level", "token-level"}
 
     def test_file(self, run: Run) -> None:
         Path("notes.txt").write_text("hello\n```\nworld")

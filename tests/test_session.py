@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from models import CHATML, sentencepiece_vocabulary, tiny
+from models import CHATML, no_vocabulary, tiny
 
 import specdec_cli
 from specdec_cli import interrupt
@@ -472,7 +472,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     tiny(folder, "target", quant="q8_0", chat_template=CHATML)
     tiny(folder, "draft", quant="q4_0", chat_template=CHATML, context_length=128)
     tiny(folder, "padded", quant="q4_0", num_vocab=384, chat_template=CHATML)
-    tiny(folder, "other", vocabulary=sentencepiece_vocabulary())
+    tiny(folder, "none", vocabulary=no_vocabulary())
     (folder / "text.gguf").write_text("hello")
     return folder
 
@@ -599,8 +599,8 @@ class TestTiny:
             assert session.draft_model is None
 
     def test_what_cannot_be_opened(self, folder: Path) -> None:
-        with pytest.raises(IncompatibleModelsError, match="token 0 is"):
-            self.open(folder, "other")
+        with pytest.raises(IncompatibleModelsError, match="no tokenizer"):
+            self.open(folder, "none")
         with pytest.raises(ModelMissingError, match=r"nowhere\.gguf"):
             self.open(folder, "nowhere")
         with pytest.raises(ModelLoadError, match="not a GGUF file"):

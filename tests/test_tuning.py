@@ -14,7 +14,7 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from models import CHATML, sentencepiece_vocabulary, tiny
+from models import CHATML, no_vocabulary, sentencepiece_vocabulary, tiny
 
 from specdec_cli import calibration, llama, requantize, selfcheck, tuned, tuning
 from specdec_cli.calibration import Text
@@ -24,6 +24,7 @@ from specdec_cli.cli.tune import tune_after_pull
 from specdec_cli.errors import BackendError, ExitCode, IncompatibleModelsError, ModelLoadError, ModelMissingError
 from specdec_cli.llama import FORMATS, LlamaContext, Model, quantize
 from specdec_cli.testing import FakeContext, FakeModel
+from specdec_cli.translation import Translator
 from specdec_cli.tuning import CANDIDATES, Candidate, Tuned, find_tuned, forget, tune
 from specdec_cli.types import ContextOptions
 
@@ -221,10 +222,29 @@ def test_models_that_cannot_be_tuned(pair: tuple[Path, Path], tmp_path: Path) ->
     with pytest.raises(ModelLoadError):
         tune(pair[0], tmp_path / "text.gguf")
     with pytest.raises(IncompatibleModelsError):
-        tune(pair[0], tiny(tmp_path, "sp", vocabulary=sentencepiece_vocabulary()))
+        tune(pair[0], tiny(tmp_path, "none", vocabulary=no_vocabulary()))
     with pytest.raises(ModelLoadError, match="too few"):
         tune(tiny(tmp_path, "short", context_length=32), pair[1])
     assert kept() == []
+
+
+def test_a_draft_of_another_tokenizer_is_measured_in_its_own_tokens(
+    pair: tuple[Path, Path], favor: Callable[[str], None], tmp_path: Path
+) -> None:
+    favor("Q4_0")
+    other = tiny(tmp_path, "sp", vocabulary=sentencepiece_vocabulary())
+    report = tune(pair[0], other, candidates=[CANDIDATES[1]])
+    assert report.chosen.label in {tuned.PUBLISHED, "Q4_0"}
+    assert all(0 <= row.agreement <= 1 for row in report.measurements)
+    with Model(pair[0], vocab_only=True) as target, Model(other, vocab_only=True) as draft:
+        translator = Translator(target, draft)
+        text = calibration.Text(tuple(target.tokenize("a then b", add_special=False, parse_special=False)), (97, 98))
+        read = calibration.translated(text, translator)
+        assert translator.draft.decode([*read.prompt, *read.answer]) == b"a then bab"
+        assert translator.draft.decode(read.answer) == b"ab"
+        empty = calibration.translated(calibration.Text((target.eos or 0,), (target.eos or 0,)), translator)
+        assert empty.prompt
+        assert empty.answer
 
 
 def test_drafts_are_measured_one_by_one_where_memory_is_short(

@@ -188,7 +188,7 @@ class _Job:
         """
         with status(sys.stderr, "Starting", quiet=self.quiet):
             from specdec_cli.choice import fetch_files
-            from specdec_cli.cli.job import open_session
+            from specdec_cli.cli.job import open_session, say_method
             from specdec_cli.render.progress import make_progress
             from specdec_cli.session import with_seed
             from specdec_cli.types import AUTO_DRAFTING
@@ -206,6 +206,7 @@ class _Job:
             raise UsageError("--check-lossless compares greedy answers only", hint)
         params = params if params.is_greedy else with_seed(params)
         with open_session(choice.name, files, options, quiet=self.quiet) as session:
+            say_method(session, params, quiet=self.quiet)
             return self._measure(session, choice, prompts, params)
 
     def _checked(self) -> tuple[list[Prompt], ModelChoice]:
@@ -344,6 +345,7 @@ class _Job:
                 "max_tokens": plan.max_tokens,
                 "num_ctx": None,
                 "draft_format": session.tuned.label if session.tuned else None,
+                "draft_method": session.draft_method(plan.sampling),
                 "threads": options.threads or default_threads(),
                 "kv_type": options.kv_type,
                 "gpu_layers": options.gpu_layers,

@@ -44,7 +44,7 @@ def check(
     with status(sys.stderr, "Starting", quiet=output.is_silent):
         from specdec_cli.check import check as run_check
         from specdec_cli.choice import choose_models, fetch_files
-        from specdec_cli.cli.job import open_session
+        from specdec_cli.cli.job import open_session, say_method
         from specdec_cli.prompts import built_in, read_prompts
         from specdec_cli.render.check import check_document, print_check
         from specdec_cli.render.progress import make_progress
@@ -73,6 +73,7 @@ def check(
     files = fetch_files(choice, offline=model.offline, progress=make_progress(output.is_silent))
     params = with_seed(sampling.params_for(files[0], opt.given(context, sampling)))
     with open_session(choice.name, files, options, quiet=output.is_silent) as session:
+        say_method(session, params, quiet=output.is_silent)
         report = run_check(
             session, chosen, params, max_tokens=max_tokens, num_first=num_first, on_step=_progress(output.is_silent)
         )

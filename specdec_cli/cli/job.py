@@ -81,6 +81,29 @@ def warn_of_ngrams(session: Session) -> None:
         typer.echo(f"Warning: {session.ngrams.warning}", err=True)
 
 
+def say_method(session: Session, params: SamplingParams, *, is_constrained: bool = False, quiet: bool = False) -> None:
+    """Say in one line that the tokenizers differ, and how drafts are translated.
+
+    Args:
+        session: the loaded models.
+        params: settings of the answers.
+        is_constrained: whether they keep to a grammar.
+        quiet: say nothing.
+    """
+    line = method_line(session, params, session.options.drafting, is_constrained=is_constrained)
+    if line and not quiet:
+        typer.echo(line, err=True)
+
+
+def method_line(session: Session, params: SamplingParams, drafting: Drafting, *, is_constrained: bool) -> str:
+    """That the tokenizers differ, and how drafts are translated; nothing where none are."""
+    if session.translator is None or not drafting.uses_model:
+        return ""
+    method, shared = session.draft_method(params, is_constrained=is_constrained), session.translator.efficiency.shared
+    how = "only the tokens of both are drafted" if method == "token-level" else "drafts are translated as text"
+    return f"Note: target and draft have different tokenizers, {shared:.0%} of a text in common; {how}"
+
+
 def hint_at_tuning(session: Session, pair: str | None) -> None:
     """Say once a draft file that it was never tuned here, where other formats may be faster: on a CPU."""
     draft = session.draft_model
@@ -129,10 +152,13 @@ class Job:
             ContextFullError: the prompt does not fit.
         """
         renderer, comparison = view.renderer(), None
+        say_method(
+            self.session, self.params, is_constrained=self.structure.is_constrained, quiet=view.quiet or view.json
+        )
         # The caches belong to the loading, not to the time of the answer, and so does what is measured with them.
         with interrupt.stop_on_sigint(), status(sys.stderr, "Preparing", quiet=view.quiet or view.json):
             self.session.prepare(len(self.prompt), self.max_tokens)
-        renderer.start(answer_info(self.session, self.pair, self.params, seed_drawn=self.seed_drawn))
+        renderer.start(answer_info(self.session, self.pair, self.params, self.structure, seed_drawn=self.seed_drawn))
         stats = Stats()
         try:
             with interrupt.stop_on_sigint():
@@ -196,6 +222,7 @@ def answer_info(
     session: Session,
     pair: str | None,
     params: SamplingParams,
+    structure: Structure,
     *,
     seed_drawn: bool,
     drafting: Drafting | None = None,
@@ -206,10 +233,12 @@ def answer_info(
         session: the loaded models.
         pair: its name.
         params: sampling settings with their seed.
+        structure: where the answer ends and what form it has.
         seed_drawn: nobody chose the seed.
         drafting: in place of the session's own.
     """
     draft, drafting = session.draft_model, drafting or session.options.drafting
+    method = session.draft_method(params, is_constrained=structure.is_constrained) if drafting.uses_model else None
     # JSON has no infinity.
     bias = [[token, bias if math.isfinite(bias) else str(bias)] for token, bias in params.logit_bias]
     return {
@@ -217,6 +246,7 @@ def answer_info(
         "target": session.target.path.name,
         "draft": draft.path.name if draft else None,
         "draft_format": session.tuned.label if session.tuned else None,
+        "draft_method": method,
         "drafter": _drafter(session, drafting),
         "num_draft_tokens": drafting.num_draft_tokens,
         "draft_confidence": drafting.min_confidence,

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from specdec_cli.local_files import LocalModel
     from specdec_cli.matching import Candidate, Measured
     from specdec_cli.removal import Removal
+    from specdec_cli.translation import Efficiency
 
 SCHEMA = 1
 
@@ -206,7 +207,7 @@ def find(target: TargetArgument, quiet: opt.QuietOption = False, as_json: JsonOp
 
     columns = ("model", "size", "cost", "drafts", "where", "remark")
     print_table(columns, [_candidate_row(candidate) for candidate in found], sys.stdout, right=(1, 2))
-    if not any(candidate.fits for candidate in found):
+    if not any(candidate.fits or candidate.translation for candidate in found):
         typer.echo("no known model can draft for it; `--drafter ngram` drafts without one", err=True)
 
 
@@ -291,7 +292,7 @@ def _model_document(registry: Registry, spec: ModelSpec) -> dict[str, Any]:
 
 def _check_document(target: Measured, draft: Measured, found: Compatibility) -> dict[str, Any]:
     from specdec_cli.estimates import machine_memory, memory_needed
-    from specdec_cli.matching import note_on, ratio
+    from specdec_cli.matching import note_on, ratio, translation
 
     memory, cost = memory_needed(target.size + draft.size), ratio(target, draft)
     return {
@@ -300,6 +301,7 @@ def _check_document(target: Measured, draft: Measured, found: Compatibility) -> 
         "verdict": found.verdict,
         "reason": found.reason,
         "note": note_on(found, cost),
+        "translation": _translation_document(translation(target.model, draft.model, found)),
         "num_shared": found.num_shared,
         "num_differences": found.num_differences,
         "differences": [{"token": item.token, "target": item.target, "draft": item.draft, "role": item.role}
@@ -308,6 +310,10 @@ def _check_document(target: Measured, draft: Measured, found: Compatibility) -> 
         "memory_bytes": memory,
         "fits": memory <= machine_memory(),
     }  # fmt: skip
+
+
+def _translation_document(found: Efficiency | None) -> dict[str, float] | None:
+    return None if found is None else {"shared": found.shared, "draft_tokens": found.draft_tokens}
 
 
 def _side_document(side: Measured) -> dict[str, Any]:
@@ -354,16 +360,19 @@ def _candidate_document(candidate: Candidate) -> dict[str, Any]:
         "verdict": candidate.verdict,
         "reason": candidate.reason,
         "pair": candidate.pair or None,
+        "translation": _translation_document(candidate.translation),
     }
 
 
 def _candidate_row(candidate: Candidate) -> tuple[str, ...]:
-    from specdec_cli.render.models import ratio_text, size_text
+    from specdec_cli.render.models import ratio_text, size_text, translation_text
 
     where = candidate.place or (f"specdec pull {candidate.pair}" if candidate.pair else "not here")
-    fits = {True: "yes", False: "no", None: "perhaps"}[candidate.fits]
     cost = ratio_text(candidate.cost_ratio) if candidate.fits is not False else ""
-    return candidate.name, size_text(candidate.size), cost, fits, where, candidate.reason
+    fits, reason = {True: "yes", False: "no", None: "perhaps"}[candidate.fits], candidate.reason
+    if found := _translation_document(candidate.translation):
+        fits, cost, reason = "translated", ratio_text(candidate.cost_ratio), f"{translation_text(found)}: {reason}"
+    return candidate.name, size_text(candidate.size), cost, fits, where, reason
 
 
 # --- removing ---

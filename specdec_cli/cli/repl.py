@@ -16,7 +16,7 @@ from specdec_cli.choice import ModelChoice, choose_models, fetch_files
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.chat_settings import Settings
 from specdec_cli.cli.commands import Commands, counted, shortened, split_command
-from specdec_cli.cli.job import View, answer_info, hint_at_tuning, warn_of_ngrams
+from specdec_cli.cli.job import View, answer_info, hint_at_tuning, method_line, warn_of_ngrams
 from specdec_cli.cli.lines import Reader
 from specdec_cli.cli.loaded import Loaded, describe
 from specdec_cli.errors import ContextFullError, ExitCode, SpecdecError, UsageError
@@ -61,6 +61,7 @@ class Repl:
     _renderer: Renderer = field(init=False)
     _stopped_s: float = field(init=False, default=float("-inf"))
     _is_stopping: bool = field(init=False, default=False)
+    _method: str = field(init=False, default="")
 
     def __post_init__(self) -> None:
         self._view = self._wanted_view()
@@ -100,8 +101,18 @@ class Repl:
         if self.is_interactive:
             self.note(self.title())
             self.note('/help lists commands; Ctrl-D or /bye leaves; Alt-Enter or """ for several lines')
+        self._tell_method()
         if self.chat.turns:
             self.note(f"{counted(len(self.chat.turns))} so far; the last one: {shortened(self.chat.turns[-1].user)}")
+
+    def _tell_method(self) -> None:
+        """How drafts of another tokenizer are translated, when that is new."""
+        settings = self.chat.settings
+        is_constrained = settings.structure.is_constrained
+        line = method_line(self.loaded.session, settings.sampling, self.chat.drafting, is_constrained=is_constrained)
+        if line and line != self._method:
+            self.note(line)
+        self._method = line
 
     def _step(self, line: str) -> int | None:
         """Do what a line says; the exit code when it was the last one."""
@@ -187,7 +198,8 @@ class Repl:
         chat = self.chat
         drawn = chat.settings.sampling.seed is None and not chat.params.is_greedy
         session, pair = self.loaded.session, self.loaded.choice.pair
-        info = answer_info(session, pair, chat.params, seed_drawn=drawn, drafting=chat.drafting)
+        structure = chat.settings.structure
+        info = answer_info(session, pair, chat.params, structure, seed_drawn=drawn, drafting=chat.drafting)
         return {**info, "thinking": chat.opens_thinking}
 
     def _tell_dropped(self, before: int) -> int:
@@ -235,6 +247,7 @@ class Repl:
             SpecdecError: what keeps the others from being ready.
         """
         self._reopen(choose_models(name, None, None), self.settings)
+        self._refresh()
 
     def _reopen(self, choice: ModelChoice, settings: Settings) -> None:
         options = settings.session_options(choice, self.model)
@@ -264,7 +277,8 @@ class Repl:
         self.settings = settings
 
     def _refresh(self) -> None:
-        """A renderer for the settings of now."""
+        """A renderer for the settings of now, and what is new about drafts."""
+        self._tell_method()
         view = self._wanted_view()
         if view != self._view:
             self._view, self._renderer = view, view.renderer()

@@ -3,12 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Protocol
 
 from specdec_cli.drafters.model import NAME as MODEL
-from specdec_cli.drafters.model import ModelDrafter
 from specdec_cli.drafters.ngram import NAME as NGRAM
 from specdec_cli.drafters.ngram import NgramDrafter
-from specdec_cli.types import Draft, LengthPolicy
+from specdec_cli.types import Draft, Drafter, LengthPolicy
+
+
+class DraftsByModel(Drafter, Protocol):
+    """A drafter with a draft model."""
+
+    def room(self, tokens: Sequence[int]) -> int:
+        """The most tokens that the draft model has room for."""
+
+    def num_behind(self, tokens: Sequence[int]) -> int:
+        """Tokens that it decodes for its first proposal."""
 
 
 class AutoDrafter:
@@ -19,7 +29,7 @@ class AutoDrafter:
         model: the draft model's.
     """
 
-    def __init__(self, ngram: NgramDrafter, model: ModelDrafter) -> None:
+    def __init__(self, ngram: NgramDrafter, model: DraftsByModel) -> None:
         self._ngram = ngram
         self._model = model
 

@@ -1,4 +1,4 @@
-"""Drafts by a small model that shares the target's vocabulary."""
+"""Drafts by a small model in the target's tokens."""
 
 from __future__ import annotations
 
@@ -73,7 +73,12 @@ class ModelDrafter:
         return max(1, len(tokens) - common_prefix(self._context.tokens, tokens))
 
     def _next(self, prefix: Sequence[int], drafted: Sequence[int]) -> tuple[Logits, Distribution]:
-        self._context.sync(prefix)
-        row = self._context.score()[0]
+        row = self._row(prefix)
         committed = prefix[: len(prefix) - len(drafted)] if drafted else prefix
         return row, self._sampler.distribution(row, committed, drafted)
+
+    def _row(self, tokens: Sequence[int]) -> Logits:
+        """Logits after `tokens`, in the target's ids."""
+        self._context.sync(tokens)
+        row: Logits = self._context.score()[0]
+        return row

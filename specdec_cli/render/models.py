@@ -93,6 +93,11 @@ def ratio_text(ratio: float | None) -> str:
     return "?" if ratio is None else f"{ratio:.2f}"
 
 
+def translation_text(translation: Mapping[str, float]) -> str:
+    """How well two tokenizers go together."""
+    return f"{translation['draft_tokens']:.2f} draft tokens a target token, shared {translation['shared']:.0%}"
+
+
 def pair_fields(document: Mapping[str, Any]) -> dict[str, str]:
     """A pair as names and values, from its JSON object."""
     memory, ratio = document["memory_bytes"], document["cost_ratio"]
@@ -143,6 +148,7 @@ def print_check(document: Mapping[str, Any], stream: TextIO) -> None:
         print_table(("token", "target", "draft", "kind"), rows, stream, right=(0,))
     stream.write("\n")
     verdict = document["verdict"] + (f": {document['reason']}" if document["reason"] else "")
+    found = document["translation"]
     memory = (
         f"about {format_size(document['memory_bytes'])}, {'fits' if document['fits'] else 'more than'} this machine"
     )
@@ -150,6 +156,7 @@ def print_check(document: Mapping[str, Any], stream: TextIO) -> None:
         {
             "draft step": f"{document['cost_ratio']:.2f} target steps, by the bytes read",
             "memory": memory + ("" if document["fits"] else " has"),
+            "translation": f"drafts can be translated: {translation_text(found)}" if found else "",
             "verdict": verdict,
         },
         stream,
