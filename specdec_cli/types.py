@@ -411,6 +411,10 @@ class Context(Protocol):
         """Length of a logits row."""
 
     @property
+    def max_leaves(self) -> int:
+        """Leaves of the widest draft that `score` takes; 1 is chains only."""
+
+    @property
     def tokens(self) -> Sequence[int]:
         """Tokens the cache holds."""
 
@@ -421,6 +425,9 @@ class Context(Protocol):
     @property
     def num_decoded(self) -> int:
         """Tokens given to decode calls so far."""
+
+    def num_missing(self, tokens: Sequence[int]) -> int:
+        """Tokens that would be decoded for the logits after `tokens`: those in the cache need not be."""
 
     def sync(self, tokens: Sequence[int]) -> None:
         """Make the cache hold exactly `tokens`; the last part may be decoded with the next `score`."""

@@ -18,6 +18,14 @@ from specdec_cli.types import EMPTY_DRAFT, Draft, Logits
 
 NUM_VOCAB = 3
 NUM_CTX = 24
+kinds = st.one_of(
+    st.just({"can_forget": True}),
+    st.builds(
+        dict, can_forget=st.just(False), num_snapshots=st.sampled_from([0, 0, 1, 3]), can_save=st.sampled_from([1, 1, 0])
+    ),
+)
+"""What caches can do: attention's can drop any tail, others go back by snapshots or a checkpoint, or cannot at all."""
+
 tokens_lists = st.lists(st.integers(0, NUM_VOCAB - 1), min_size=1, max_size=NUM_CTX)
 
 
@@ -54,9 +62,10 @@ def check_rows(context: FakeContext, prefix: list[int], draft: Draft, rows: Logi
 class CacheMachine(RuleBasedStateMachine):
     """Rounds, abandoned rounds, failures and other prompts in any order."""
 
-    @initialize(can_forget=st.booleans(), trees=st.booleans(), chunk=st.integers(1, 6), seed=st.integers(0, 99))
-    def start(self, can_forget: bool, trees: bool, chunk: int, seed: int) -> None:
-        self.context = fake(seed, trees=trees, chunk=chunk, can_forget=can_forget)
+    @initialize(kind=kinds, trees=st.booleans(), chunk=st.integers(1, 12), seed=st.integers(0, 99))
+    def start(self, kind: dict[str, Any], trees: bool, chunk: int, seed: int) -> None:
+        trees = trees and kind["can_forget"]
+        self.context = fake(seed, trees=trees, chunk=chunk, **kind)
         self.trees = trees
         self.synced: list[int] = []
         self.committed: list[int] = []
@@ -113,8 +122,10 @@ class CacheMachine(RuleBasedStateMachine):
         path = nodes_to(draft, kept) if 0 <= kept < len(draft) else []
         self.context.keep(path)
         kept_tokens = [draft.tokens[node] for node in path]
-        if self.context._can_forget or len(path) == len(draft):
-            assert list(self.context.tokens) == self.synced + kept_tokens
+        whole = self.synced + kept_tokens
+        if self.context._num_snapshots is None or len(draft) - len(path) <= self.context._num_snapshots:
+            assert list(self.context.tokens) == whole
+        assert self.context.num_missing([*whole, bonus]) == len(whole) + 1 - len(self.context.tokens)
         self.synced = self.synced + kept_tokens
         self.committed = [*self.synced, bonus]
         self.quiet = True
@@ -136,7 +147,8 @@ class CacheMachine(RuleBasedStateMachine):
         """What a failed or abandoned call left behind comes after them and is dropped before the next decode."""
         if hasattr(self, "context"):
             held = list(self.context.tokens)
-            assert self.context._cells[: len(held)] == held
+            if self.context._num_snapshots is None or self.context._held is not None:
+                assert self.context._cells[: len(held)] == held
             if self.quiet or not self.context._unsure:
                 assert self.context._cells == held
 
@@ -150,12 +162,13 @@ def test_sync_decodes_only_what_differs(first: list[int], second: list[int], chu
     context = fake(chunk=chunk, can_forget=can_forget)
     for tokens in (first, second):
         held, before = list(context.tokens), context.num_decoded
+        missing = context.num_missing(tokens)
         context.sync(tokens)
         check_rows(context, tokens, EMPTY_DRAFT, context.score())
         shared = min(common_prefix(held, tokens), len(tokens) - 1)
         if not can_forget and shared < len(held):
             shared = 0
-        assert context.num_decoded - before == len(tokens) - shared
+        assert context.num_decoded - before == len(tokens) - shared == missing
 
 
 def test_chunks_are_never_larger_than_allowed() -> None:
