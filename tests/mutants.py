@@ -459,7 +459,7 @@ def make_copy(copy: Path, mutant: Mutant | None, tests: Sequence[str]) -> None:
     # With the compiled files, of which the mutant's is out of date.
     shutil.copytree(ROOT / "specdec_cli", copy / "specdec_cli")
     (copy / "tests").mkdir()
-    for name in {"conftest", "lossless", *(f"test_{test.partition('::')[0]}" for test in tests)}:
+    for name in {"conftest", "lossless", "models", *(f"test_{test.partition('::')[0]}" for test in tests)}:
         shutil.copy(ROOT / "tests" / f"{name}.py", copy / "tests")
     shutil.copy(ROOT / "pyproject.toml", copy)
     if mutant is not None:

@@ -21,7 +21,10 @@ NUM_CTX = 24
 kinds = st.one_of(
     st.just({"can_forget": True}),
     st.builds(
-        dict, can_forget=st.just(False), num_snapshots=st.sampled_from([0, 0, 1, 3]), can_save=st.sampled_from([1, 1, 0])
+        dict,
+        can_forget=st.just(False),
+        num_snapshots=st.sampled_from([0, 0, 1, 3]),
+        can_save=st.sampled_from([1, 1, 0]),
     ),
 )
 """What caches can do: attention's can drop any tail, others go back by snapshots or a checkpoint, or cannot at all."""
