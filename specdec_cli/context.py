@@ -12,7 +12,6 @@ from contextlib import contextmanager
 
 from specdec_cli.types import EMPTY_DRAFT, Draft, Logits
 
-
 _MOST_REREAD = 8
 """More tokens than these are not decoded again with every draft: they get a pass of their own and are then saved."""
 
@@ -27,10 +26,10 @@ class CachedContext(ABC):
     included. Invariant: whenever no call is running, the cache holds `tokens`, a prefix of what was synced last plus
     the kept path; what a failed or abandoned call left behind is dropped before the next decode.
 
-    A recurrent model has one state, not a cell for each token: its tail cannot be dropped. It sets `_num_snapshots`, and
-    then a rejected draft is taken back by snapshots of the last call, if they reach that far, else by a checkpoint that
-    was saved before; what was accepted behind the checkpoint is decoded again with the next pass. Where neither helps
-    everything is read again.
+    A recurrent model has one state, not a cell for each token: its tail cannot be dropped. It sets `_num_snapshots`,
+    and then a rejected draft is taken back by snapshots of the last call, if they reach that far, else by a checkpoint
+    that was saved before; what was accepted behind the checkpoint is decoded again with the next pass. Where neither
+    helps everything is read again.
 
     Args:
         num_ctx: tokens the cache can hold.

@@ -503,7 +503,7 @@ class LlamaContext(CachedContext):
         """Whether everything is there that the next token looks at: what has left a sliding window is overwritten."""
         if not self._window or not num_kept:
             return True
-        first = llama_cpp.llama_memory_seq_pos_min(self._memory, 0)
+        first = int(llama_cpp.llama_memory_seq_pos_min(self._memory, 0))
         return 0 <= first <= max(0, num_kept - self._window)
 
     def _save(self) -> bool:

@@ -271,8 +271,8 @@ def _byte_letters() -> list[str]:
 
 Quant = Literal["mixed", "f32", "q4_0", "q8_0", "q4_k"]
 Architecture = Literal["llama", "gemma3", "mamba", "jamba", "lfm2", "qwen35"]
-"""Attention, attention with a sliding window, a recurrent model, and three hybrids: of attention and Mamba, of attention
-and short convolutions, of attention and gated delta nets."""
+"""Attention, attention with a sliding window, a recurrent model, and hybrids of attention with Mamba, with short
+convolutions and with gated delta nets."""
 
 _NUM_EMBD = 256
 _NUM_HEADS, _NUM_KV_HEADS = 4, 2

@@ -332,6 +332,8 @@ class Round:
         verify_s: seconds inside the target's decode calls.
         total_s: seconds of the whole round.
         propose_s: seconds that proposing took, decode calls and sampling.
+        num_reread: tokens that the target decoded beyond the last committed one and the draft: in the first round the
+            last part of the prompt, later what was accepted before a rejection that its cache could not take back.
         drafters: names of the drafters that proposed each draft token.
         confidences: the drafters' estimates that each draft token is accepted.
         outcomes: for each draft token that was tried, in order, the overlap of target and draft distribution there:
@@ -349,6 +351,7 @@ class Round:
     verify_s: float
     total_s: float
     propose_s: float = 0.0
+    num_reread: int = 0
     drafters: tuple[str, ...] = ()
     confidences: tuple[float, ...] = ()
     outcomes: tuple[float, ...] = ()

@@ -50,8 +50,11 @@ def fresh_logits(model: Model, tokens: Sequence[int], num_ctx: int = 256) -> Log
         return context.score()[0].copy()
 
 
-def assert_logits(row: Logits, model: Model, tokens: Sequence[int], num_ctx: int = 256) -> None:
-    np.testing.assert_allclose(row, fresh_logits(model, tokens, num_ctx), atol=1e-3)
+def assert_logits(
+    row: Logits, model: Model, tokens: Sequence[int], num_ctx: int = 256, tolerance: float = 1e-3
+) -> None:
+    """Logits are those of a context that has seen nothing else."""
+    np.testing.assert_allclose(row, fresh_logits(model, tokens, num_ctx), atol=tolerance)
 
 
 def random_tokens(num: int, seed: int = 0) -> list[int]:

@@ -291,6 +291,77 @@ def test_common_prefix(first: list[int], second: list[int]) -> None:
     assert first[length : length + 1] != second[length : length + 1] or length in (len(first), len(second))
 
 
+# ------------------------------------------------------------------ models that cannot drop a tail
+
+
+def recurrent(num_snapshots: int = 0, **kwargs: Any) -> FakeContext:
+    return fake(can_forget=False, can_save=True, num_snapshots=num_snapshots, **kwargs)
+
+
+def test_a_checkpoint_is_gone_back_to() -> None:
+    """Of a long text the last token is decoded with the draft, behind the checkpoint: one extra call at most."""
+    context, tokens, sizes = recurrent(), [0, 1, 2, 0, 1, 2, 2, 1, 0, 0, 1, 2], []
+    for num_kept in (1, 0, 2, 0):
+        context.sync(tokens)
+        draft, before, num_calls = Draft.chain([2, 0, 1]), context.num_decoded, context.num_calls
+        check_rows(context, tokens, draft, context.score(draft))
+        sizes.append((context.num_decoded - before, context.num_calls - num_calls))
+        context.keep(range(num_kept))
+        tokens = [*tokens, *draft.tokens[:num_kept], 1]
+    # 11 + 1 + 3; then two more than 1 + 3, three more, six more.
+    assert sizes == [(15, 2), (6, 1), (7, 1), (10, 1)]
+    assert list(context.tokens) == tokens[:11]
+    context.sync(tokens)
+    check_rows(context, tokens, EMPTY_DRAFT, context.score())
+
+
+def test_what_is_to_be_read_again_does_not_grow_for_ever() -> None:
+    context, tokens, sizes = recurrent(num_ctx=99), [0, 1, 2, 0, 1, 2, 2, 1, 0, 0, 1, 2], []
+    for _ in range(20):
+        context.sync(tokens)
+        before = context.num_decoded
+        context.score(Draft.chain([2]))
+        sizes.append(context.num_decoded - before)
+        context.keep([])
+        tokens = [*tokens, 1]
+    assert sizes[1:] == [*range(3, 10), 10, *range(3, 10), 10, *range(3, 6)]
+
+
+def test_snapshots_are_of_the_last_call_only() -> None:
+    """What they held before is of other tokens, though it is there."""
+    context, tokens = recurrent(num_snapshots=3), [0, 1, 2, 0, 1, 2]
+    for num in (5, 6):
+        context.sync(tokens[:num])
+        context.score()
+    for num in (4, 3):
+        context.sync([*tokens[:num], 1])
+        check_rows(context, [*tokens[:num], 1], EMPTY_DRAFT, context.score())
+
+
+@pytest.mark.parametrize("num_kept", range(6))
+def test_snapshots_take_a_short_rejection_back(num_kept: int) -> None:
+    context = recurrent(num_snapshots=3)
+    context.sync([0, 1])
+    context.score(Draft.chain([2, 0, 1, 1, 0]))
+    context.keep(range(num_kept))
+    assert list(context.tokens) == ([0, 1, 2, 0, 1, 1, 0][: 2 + num_kept] if num_kept >= 2 else [])
+    tokens = [*context.tokens, 2]
+    context.sync(tokens)
+    check_rows(context, tokens, EMPTY_DRAFT, context.score())
+
+
+def test_an_interrupted_call_goes_back_to_a_checkpoint() -> None:
+    context, tokens = recurrent(chunk=4), [0, 1, 2, 1, 0, 2, 2, 1, 1, 0]
+    context.sync(tokens)
+    context.fail_next = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        context.score()
+    assert context.num_missing(tokens) == 2
+    context.sync(tokens)
+    check_rows(context, tokens, EMPTY_DRAFT, context.score())
+    assert context.num_decoded == 10
+
+
 def test_decode_seconds_are_counted_also_when_it_fails() -> None:
     context = fake()
     context.sync([0])

@@ -10,7 +10,6 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings

@@ -6,19 +6,21 @@ Whatever happened to a context, its logits are those of one that has seen nothin
 from __future__ import annotations
 
 import ctypes
+import functools
 import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, get_args
 
 import llama_cpp
+import models
 import numpy as np
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, rule
 from lossless import ScriptedDrafter
-from models import ExactContext, assert_logits, fresh_logits, open_context, random_tokens, tiny
+from models import ExactContext, fresh_logits, open_context, random_tokens, tiny
 
 from specdec_cli import interrupt, llama
 from specdec_cli.draft_length import Fixed
@@ -37,6 +39,12 @@ WITH_CHECKPOINTS = ("mamba", "jamba")
 WINDOW = 64
 
 
+TOLERANCE, WRONG = 0.01, 0.1
+"""A wrong state changes some logit by more than 0.1, another order of additions all by less than 0.01."""
+
+assert_logits = functools.partial(models.assert_logits, tolerance=TOLERANCE)
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("memories")
@@ -51,6 +59,7 @@ def _closing() -> Iterator[None]:
     for model in _models.values():
         model.close()
     _models.clear()
+    _answers.clear()
 
 
 @pytest.fixture(autouse=True)
@@ -104,9 +113,16 @@ def generate(
     return [event.id for event in events if isinstance(event, Token)], rounds
 
 
-def plain_answer(model: Model, prompt: Sequence[int], max_tokens: int = 300) -> list[int]:
-    with open_context(model, 512) as target:
-        return generate(target, NoDrafter(), prompt, 0, max_tokens)[0]
+_answers: dict[tuple[Model, tuple[int, ...]], list[int]] = {}
+
+
+def plain_answer(model: Model, prompt: Sequence[int], max_tokens: int) -> list[int]:
+    """Made once, or again when a longer one is wanted."""
+    key = (model, tuple(prompt))
+    if len(_answers.get(key, ())) < max_tokens:
+        with open_context(model, 512) as target:
+            _answers[key] = generate(target, NoDrafter(), prompt, 0, max_tokens)[0]
+    return _answers[key][:max_tokens]
 
 
 def assert_same(model: Model, prompt: Sequence[int], tokens: Sequence[int], expected: Sequence[int]) -> None:
@@ -116,7 +132,7 @@ def assert_same(model: Model, prompt: Sequence[int], tokens: Sequence[int], expe
         text = [*prompt, *expected[:parted]]
         row = fresh_logits(model, text, len(text))
         logits = row[tokens[parted]], row[expected[parted]]
-        assert abs(logits[0] - logits[1]) < 1e-3, f"part at {parted} with logits {logits}"
+        assert abs(logits[0] - logits[1]) < TOLERANCE, f"part at {parted} with logits {logits}"
 
 
 # ------------------------------------------------------------------ the target
@@ -144,16 +160,16 @@ def mistaken(answer: Sequence[int], num_prompt: int, plan: Iterator[tuple[int, i
 def test_greedy_answers_survive_rejections_at_every_position(model: Model, longest: int) -> None:
     """Drafts up to 10 tokens: longer ones than there are snapshots among them."""
     prompt = random_tokens(20)
-    answer = plain_answer(model, prompt, 450)
+    answer = plain_answer(model, prompt, 300)
     rounds: list[Round] = []
     with Counting(model) as target:
         for start in (0, 7, 40):
             held = [*prompt, *answer[:start]]
             drafter = mistaken(answer[start:], len(held), every_rejection(longest))
-            tokens, more = generate(target, drafter, held, longest, 450 - start)
+            tokens, more = generate(target, drafter, held, longest, 300 - start)
             assert_same(model, held, tokens, answer[start:])
             rounds += more
-    assert len(rounds) > 200
+    assert len(rounds) > 150
     rejected = {(record.num_drafted, record.num_accepted) for record in rounds}
     assert rejected >= {(size, right) for size in range(longest + 1) for right in range(size + 1)}
     assert len(target.sizes) <= 2 * len(rounds) + 3
@@ -208,7 +224,7 @@ def test_a_text_is_needed_whole(recurrent: Model) -> None:
     differing = tokens.copy()
     differing[1] += 1
     rows = [fresh_logits(recurrent, text) for text in (tokens, differing)]
-    assert np.abs(rows[0] - rows[1]).max() > 0.05
+    assert np.abs(rows[0] - rows[1]).max() > WRONG
 
 
 @pytest.mark.parametrize("architecture", WITH_SNAPSHOTS)
@@ -224,7 +240,7 @@ def test_llama_cpp_itself_would_go_back_to_a_wrong_state(folder: Path, architect
         context._held = 26
         context.sync([*tokens[:26], 99])
         row = context.score()[0].copy()
-    assert np.abs(row - fresh_logits(model, [*tokens[:26], 99])).max() > 0.05
+    assert np.abs(row - fresh_logits(model, [*tokens[:26], 99])).max() > WRONG
 
 
 def test_without_checkpoints_everything_is_read_again(recurrent: Model) -> None:
@@ -281,8 +297,8 @@ def test_a_draft_model_of_this_kind_drafts_as_if_fresh(folder: Path, model: Mode
     targets = [load(folder, architecture, quant="q4_0"), load(folder, "llama")]
     outcomes = set()
     with Checked(model) as draft:
-        for target_model, num_draft_tokens in zip(targets * 2, (6, 2, 3, 6), strict=True):
-            prompt = random_tokens(10, seed=num_draft_tokens)
+        for target_model, num_draft_tokens in zip(targets * 2, (6, 2, 3, 5), strict=True):
+            prompt = random_tokens(10)
             drafter = ModelDrafter(draft, Sampler(GREEDY, model.num_vocab), np.random.default_rng(0))
             with open_context(target_model, 512) as target:
                 tokens, rounds = generate(target, drafter, prompt, num_draft_tokens, 25)
@@ -296,15 +312,15 @@ def test_a_draft_model_reads_little_twice(recurrent: Model, folder: Path) -> Non
     """Per round: what was accepted of its draft, and some tokens when the checkpoint is an older one."""
     with Counting(recurrent) as draft, open_context(load(folder, "llama"), 512) as target:
         drafter = ModelDrafter(draft, Sampler(GREEDY, draft.num_vocab), np.random.default_rng(0))
-        _, rounds = generate(target, drafter, random_tokens(100), 4, 200)
-        assert draft.num_decoded <= 100 + 5 * len(rounds) + 32
+        _, rounds = generate(target, drafter, random_tokens(50), 4, 100)
+        assert draft.num_decoded <= 50 + 5 * len(rounds) + 32
         assert max(draft.sizes[1:]) <= 6
 
 
 def test_a_target_and_a_draft_of_these_kinds(folder: Path) -> None:
     pairs = [(target, draft) for target in ("mamba", "qwen35", "gemma3") for draft in ("jamba", "lfm2")]
     for target_name, draft_name in pairs:
-        target_model, prompt = load(folder, target_name), random_tokens(30)
+        target_model, prompt = load(folder, target_name), random_tokens(20)
         with open_context(target_model, 512) as target, open_context(load(folder, draft_name), 512) as draft:
             drafter = ModelDrafter(draft, Sampler(GREEDY, draft.num_vocab), np.random.default_rng(0))
             tokens, _ = generate(target, drafter, prompt, 3, 60)
@@ -336,7 +352,7 @@ class Interruptible(ExactContext):
 @pytest.mark.parametrize("nodes", [1, 7, 30, 60, 75])
 def test_an_answer_goes_on_after_an_interrupted_call(model: Model, nodes: int) -> None:
     """In the middle of a graph some layers have gone on and others have not."""
-    prompt = random_tokens(40)
+    prompt = random_tokens(20)
     answer = plain_answer(model, prompt, 80)
     plan, tokens, num_stopped = every_rejection(5), list(prompt), 0
     with Interruptible(model) as target:
@@ -466,20 +482,20 @@ def test_a_window_that_is_not_looked_after_shows(folder: Path) -> None:
         context.score()
         text = [*tokens[:300], 99]
         row = sync_and_score(context, text).copy()
-    assert np.abs(row - fresh_logits(model, text, 2048)).max() > 0.05
+    assert np.abs(row - fresh_logits(model, text, 2048)).max() > WRONG
 
 
 def test_speculation_far_beyond_the_window(folder: Path) -> None:
     """And the window is smaller than its cache, so that cells are used again."""
-    model, prompt = load(folder, "gemma3"), random_tokens(900)
+    model, prompt = load(folder, "gemma3"), random_tokens(850)
     assert model.window == WINDOW
     with open_context(model, 2048) as target:
-        answer, _ = generate(target, NoDrafter(), prompt, 0, 400)
+        answer, _ = generate(target, NoDrafter(), prompt, 0, 300)
     with open_context(model, 2048) as target, open_context(load(folder, "gemma3", quant="q8_0"), 2048) as draft:
-        tokens, _ = generate(target, mistaken(answer, 900, every_rejection(9)), prompt, 9, 400)
+        tokens, _ = generate(target, mistaken(answer, 850, every_rejection(9)), prompt, 9, 300)
         assert_same(model, prompt, tokens, answer)
         drafter = ModelDrafter(draft, Sampler(GREEDY, model.num_vocab), np.random.default_rng(0))
-        tokens, rounds = generate(target, drafter, prompt, 5, 400)
+        tokens, rounds = generate(target, drafter, prompt, 5, 300)
         assert_same(model, prompt, tokens, answer)
         assert len(rounds) < 200
 
