@@ -196,7 +196,7 @@ class CachedContext(ABC):
         draft. It does so one token a call, after a call that took back or caught up.
         """
         num_unsaved = len(self._cached) - self._num_saved
-        if self._num_snapshots is None or not num_unsaved:
+        if self._num_snapshots is None or num_unsaved <= 0:
             return
         begins = self._save_next and not len(draft)
         if not (begins or self._needs_checkpoint(draft) or num_unsaved >= _MOST_UNSAVED):

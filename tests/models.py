@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -45,6 +46,11 @@ def open_context(model: Model, num_ctx: int = 256, max_leaves: int = 1) -> Exact
 
 def fresh_logits(model: Model, tokens: Sequence[int], num_ctx: int = 256) -> Logits:
     """What a context that has seen nothing else computes."""
+    return _fresh_logits(model, tuple(tokens), num_ctx)
+
+
+@functools.lru_cache(2048)
+def _fresh_logits(model: Model, tokens: tuple[int, ...], num_ctx: int) -> Logits:
     with open_context(model, num_ctx) as context:
         context.sync(tokens)
         return context.score()[0].copy()

@@ -338,6 +338,35 @@ def test_snapshots_are_of_the_last_call_only() -> None:
         check_rows(context, [*tokens[:num], 1], EMPTY_DRAFT, context.score())
 
 
+def test_snapshots_serve_once() -> None:
+    """After going back they are counted from another state."""
+    context = recurrent(num_snapshots=3)
+    context.sync([0, 1])
+    context.score(Draft.chain([2, 0, 1]))
+    context.keep([0, 1])
+    assert list(context.tokens) == [0, 1, 2, 0]
+    context.sync([0, 1, 2, 1])
+    check_rows(context, [0, 1, 2, 1], EMPTY_DRAFT, context.score())
+
+
+@pytest.mark.parametrize("num_snapshots", [0, 3])
+def test_a_checkpoint_goes_with_its_text(num_snapshots: int) -> None:
+    context, tokens = recurrent(num_snapshots), [0, 1, 2, 0, 1, 2, 2, 1, 0]
+    for text in (tokens, [*tokens, 1]):
+        context.sync(text)
+        context.score()
+    other = [1] * 12
+    context.sync(other)
+    context.score(Draft.chain([2]))
+    context.keep([0])
+    context.fail_next = KeyboardInterrupt()
+    context.sync([*other, 2, 0])
+    with pytest.raises(KeyboardInterrupt):
+        context.score()
+    context.sync([*other, 2, 0])
+    check_rows(context, [*other, 2, 0], EMPTY_DRAFT, context.score())
+
+
 @pytest.mark.parametrize("num_kept", range(6))
 def test_snapshots_take_a_short_rejection_back(num_kept: int) -> None:
     context = recurrent(num_snapshots=3)

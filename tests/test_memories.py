@@ -28,8 +28,19 @@ from specdec_cli.drafters import ModelDrafter, NoDrafter
 from specdec_cli.engine import speculate
 from specdec_cli.llama import CHUNK, LlamaContext, Model
 from specdec_cli.sampling import Sampler
+from specdec_cli.session import Session, SessionOptions
 from specdec_cli.tiny import Architecture
-from specdec_cli.types import EMPTY_DRAFT, ContextOptions, Draft, Drafter, Round, SamplingParams, Token
+from specdec_cli.types import (
+    EMPTY_DRAFT,
+    PLAIN_DECODING,
+    ContextOptions,
+    Draft,
+    Drafter,
+    Drafting,
+    Round,
+    SamplingParams,
+    Token,
+)
 
 GREEDY = SamplingParams(temperature=0)
 ARCHITECTURES: tuple[Architecture, ...] = tuple(name for name in get_args(Architecture) if name != "llama")
@@ -56,6 +67,7 @@ _models: dict[tuple[Any, ...], Model] = {}
 @pytest.fixture(scope="module", autouse=True)
 def _closing() -> Iterator[None]:
     yield
+    models._fresh_logits.cache_clear()
     for model in _models.values():
         model.close()
     _models.clear()
@@ -156,9 +168,9 @@ def mistaken(answer: Sequence[int], num_prompt: int, plan: Iterator[tuple[int, i
     return ScriptedDrafter(script)
 
 
-@pytest.mark.parametrize("longest", [3, 10])
-def test_greedy_answers_survive_rejections_at_every_position(model: Model, longest: int) -> None:
+def test_greedy_answers_survive_rejections_at_every_position(model: Model) -> None:
     """Drafts up to 10 tokens: longer ones than there are snapshots among them."""
+    longest = llama.MAX_SNAPSHOTS + 2
     prompt = random_tokens(20)
     answer = plain_answer(model, prompt, 300)
     rounds: list[Round] = []
@@ -297,15 +309,15 @@ def test_a_draft_model_of_this_kind_drafts_as_if_fresh(folder: Path, model: Mode
     targets = [load(folder, architecture, quant="q4_0"), load(folder, "llama")]
     outcomes = set()
     with Checked(model) as draft:
-        for target_model, num_draft_tokens in zip(targets * 2, (6, 2, 3, 5), strict=True):
+        for target_model, num_draft_tokens in zip(targets, (6, 3), strict=True):
             prompt = random_tokens(10)
             drafter = ModelDrafter(draft, Sampler(GREEDY, model.num_vocab), np.random.default_rng(0))
             with open_context(target_model, 512) as target:
-                tokens, rounds = generate(target, drafter, prompt, num_draft_tokens, 25)
-            assert_same(target_model, prompt, tokens, plain_answer(target_model, prompt, 25))
+                tokens, rounds = generate(target, drafter, prompt, num_draft_tokens, 30)
+            assert_same(target_model, prompt, tokens, plain_answer(target_model, prompt, 30))
             outcomes |= {"all" if r.num_accepted == r.num_drafted else min(r.num_accepted, 1) for r in rounds}
-    assert outcomes == {0, 1, "all"}
-    assert draft.num_checked > 100
+    assert outcomes >= {0, 1}
+    assert draft.num_checked > 60
 
 
 def test_a_draft_model_reads_little_twice(recurrent: Model, folder: Path) -> None:
@@ -318,13 +330,13 @@ def test_a_draft_model_reads_little_twice(recurrent: Model, folder: Path) -> Non
 
 
 def test_a_target_and_a_draft_of_these_kinds(folder: Path) -> None:
-    pairs = [(target, draft) for target in ("mamba", "qwen35", "gemma3") for draft in ("jamba", "lfm2")]
+    pairs = [(target, draft) for target in ("mamba", "qwen35") for draft in ("gemma3", "lfm2")]
     for target_name, draft_name in pairs:
         target_model, prompt = load(folder, target_name), random_tokens(20)
         with open_context(target_model, 512) as target, open_context(load(folder, draft_name), 512) as draft:
             drafter = ModelDrafter(draft, Sampler(GREEDY, draft.num_vocab), np.random.default_rng(0))
-            tokens, _ = generate(target, drafter, prompt, 3, 60)
-        assert_same(target_model, prompt, tokens, plain_answer(target_model, prompt, 60))
+            tokens, _ = generate(target, drafter, prompt, 3, 40)
+        assert_same(target_model, prompt, tokens, plain_answer(target_model, prompt, 40))
 
 
 # ------------------------------------------------------------------ interruptions
@@ -349,7 +361,7 @@ class Interruptible(ExactContext):
         return self.nodes_left == 0
 
 
-@pytest.mark.parametrize("nodes", [1, 7, 30, 60, 75])
+@pytest.mark.parametrize("nodes", [1, 30, 75])
 def test_an_answer_goes_on_after_an_interrupted_call(model: Model, nodes: int) -> None:
     """In the middle of a graph some layers have gone on and others have not."""
     prompt = random_tokens(20)
@@ -454,7 +466,7 @@ class MemoryMachine(RuleBasedStateMachine):
 def test_anything_in_any_order(folder: Path, architecture: Architecture) -> None:
     machine = type("Machine", (MemoryMachine,), {"architecture": architecture, "folder": folder})
     case = machine.TestCase
-    case.settings = settings(settings.get_profile("specdec"), max_examples=10, stateful_step_count=12)
+    case.settings = settings(settings.get_profile("specdec"), max_examples=8, stateful_step_count=12)
     case("runTest").runTest()
 
 
@@ -564,3 +576,22 @@ def test_fewer_snapshots_where_states_are_large(folder: Path, monkeypatch: pytes
         answer = plain_answer(model, prompt, 200)
         tokens, _ = generate(target, mistaken(answer, 20, every_rejection(6)), prompt, 6, 200)
         assert_same(model, prompt, tokens, answer)
+
+
+# ------------------------------------------------------------------ sessions
+
+
+@pytest.mark.parametrize("drafting", [Drafting("model", 4), Drafting()], ids=["four tokens", "by costs"])
+@pytest.mark.parametrize("architecture", ARCHITECTURES)
+def test_a_session_says_what_the_target_says(folder: Path, architecture: str, drafting: Drafting) -> None:
+    """For one prompt after the other, with beginnings in common; and by costs that were measured with these caches."""
+    files = load(folder, architecture).path, load(folder, architecture, quant="q4_0").path
+    with Session.open(*files, SessionOptions(drafting, num_ctx=256, threads=1)) as session:
+        for prompt in (random_tokens(30), random_tokens(60), [*random_tokens(20), 1, 2, 3]):
+            first = session.generate(prompt, sampling=GREEDY, max_tokens=30)
+            session.clear()
+            plain = session.generate(prompt, sampling=GREEDY, max_tokens=30, drafting=PLAIN_DECODING)
+            tie = session.near_tie(prompt, first.tokens, plain.tokens)
+            assert tie is None or tie.is_explained
+        if drafting.num_draft_tokens is None:
+            assert architecture in WITH_CHECKPOINTS or session.costs.rejected_s == 0
