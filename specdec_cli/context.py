@@ -7,9 +7,16 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 from specdec_cli.types import EMPTY_DRAFT, Draft, Logits
+
+_MOST_REREAD = 8
+"""More tokens than these are not decoded again with every draft: they get a pass of their own and are then saved."""
+
+_MOST_UNSAVED = 32
+"""An interruption costs a model that cannot drop a tail no more than so many tokens, beyond what was being decoded."""
 
 
 class CachedContext(ABC):
@@ -19,11 +26,20 @@ class CachedContext(ABC):
     included. Invariant: whenever no call is running, the cache holds `tokens`, a prefix of what was synced last plus
     the kept path; what a failed or abandoned call left behind is dropped before the next decode.
 
+    A recurrent model has one state, not a cell for each token: its tail cannot be dropped. It sets `_num_snapshots`,
+    and then a rejected draft is taken back by snapshots of the last call, if they reach that far, else by a checkpoint
+    that was saved before; what was accepted behind the checkpoint is decoded again with the next pass. Where neither
+    helps everything is read again.
+
     Args:
         num_ctx: tokens the cache can hold.
         num_vocab: length of a logits row.
         chunk: the most tokens decoded by one call; interruptions are noticed in between.
     """
+
+    _max_leaves = 1
+    _num_snapshots: int | None = None
+    """Tokens at the end of a call that can be dropped; None where any tail can."""
 
     def __init__(self, num_ctx: int, num_vocab: int, chunk: int) -> None:
         self._num_ctx = num_ctx
@@ -33,6 +49,12 @@ class CachedContext(ABC):
         self._pending: list[int] = []
         self._draft = EMPTY_DRAFT
         self._unsure = False
+        # Of a model that cannot drop a tail: tokens in its state, None when nobody knows; how many of them snapshots
+        # can take back; tokens in the checkpoint, 0 being the empty state; whether a new one is due.
+        self._held: int | None = 0
+        self._num_droppable = 0
+        self._num_saved = 0
+        self._save_next = False
         self.decode_s = 0.0
         self.num_decoded = 0
 
@@ -47,9 +69,21 @@ class CachedContext(ABC):
         return self._num_vocab
 
     @property
+    def max_leaves(self) -> int:
+        """Leaves of the widest draft that `score` takes; 1 is chains only."""
+        return self._max_leaves
+
+    @property
     def tokens(self) -> Sequence[int]:
         """Tokens the cache holds."""
         return self._cached
+
+    def num_missing(self, tokens: Sequence[int]) -> int:
+        """Tokens that would be decoded for the logits after `tokens`: those in the cache need not be."""
+        kept = self._num_shared(tokens)
+        if (kept < len(self._cached) or self._unsure) and not self._can_drop(kept):
+            kept = self._num_restorable(kept)
+        return len(tokens) - kept
 
     def sync(self, tokens: Sequence[int]) -> None:
         """Make cache and pending part hold exactly `tokens`, decoding only what differs.
@@ -61,13 +95,10 @@ class CachedContext(ABC):
         """
         if not 0 < len(tokens) <= self._num_ctx:
             raise ValueError(f"{len(tokens)} tokens do not fit a context of {self._num_ctx}")
-        # The last token is always decoded anew: its logits are what score() starts from.
-        self._truncate(min(common_prefix(self._cached, tokens), len(tokens) - 1))
+        self._truncate(self._num_shared(tokens))
         pending = list(tokens[len(self._cached) :])
         while len(pending) > self._chunk:
-            self._forward(pending[: self._chunk], EMPTY_DRAFT, rows=False)
-            self._cached += pending[: self._chunk]
-            self._unsure = False
+            self._advance(pending[: self._chunk])
             del pending[: self._chunk]
         self._pending = pending
 
@@ -87,6 +118,9 @@ class CachedContext(ABC):
             raise ValueError("the draft does not fit into the context")
         # Taken out first: after a failed call only sync() knows what to drop.
         pending, self._pending = self._pending, []
+        if self._needs_checkpoint(draft) and len(pending) > _MOST_REREAD:
+            self._advance(pending[:-1])
+            del pending[:-1]
         rows = self._forward(pending, draft, rows=True)
         assert rows is not None
         self._cached += pending
@@ -98,43 +132,106 @@ class CachedContext(ABC):
         """Keep the draft nodes on `path` (root to leaf) in the cache, drop the others."""
         if not len(self._draft):
             return
-        if len(path) < len(self._draft) and not self._keep_path(self._draft, path, len(self._cached)):
-            self._forget()
-        else:
-            self._cached += [self._draft.tokens[node] for node in path]
+        num_before = len(self._cached)
+        self._cached += [self._draft.tokens[node] for node in path]
+        if len(path) < len(self._draft):
+            del self._cached[self._rewind(len(self._cached), lambda: self._keep_path(self._draft, path, num_before)) :]
         self._draft = EMPTY_DRAFT
         self._unsure = False
 
     def clear(self) -> None:
         """Empty the cache."""
-        self._forget()
+        self._clear()
+        self._cached.clear()
+        self._held, self._num_droppable, self._num_saved = 0, 0, 0
         self._pending, self._draft, self._unsure = [], EMPTY_DRAFT, False
 
+    def _num_shared(self, tokens: Sequence[int]) -> int:
+        # The last token is always decoded anew: its logits are what score() starts from.
+        return min(common_prefix(self._cached, tokens), len(tokens) - 1)
+
     def _truncate(self, num_kept: int) -> None:
-        """Drop everything after the first `num_kept` tokens; a cache that cannot drop a tail forgets all."""
+        """Drop everything after the first `num_kept` tokens; more where the model cannot drop just that."""
         if num_kept < len(self._cached) or self._unsure:
-            if self._drop_tail(num_kept):
-                del self._cached[num_kept:]
-            else:
-                self._forget()
+            del self._cached[self._rewind(num_kept, lambda: self._drop_tail(num_kept)) :]
+            self._save_next = True
         self._draft = EMPTY_DRAFT
         self._pending = []
         self._unsure = False
 
-    def _forget(self) -> None:
-        self._clear()
-        self._cached.clear()
+    def _rewind(self, num_kept: int, drop: Callable[[], bool]) -> int:
+        """Take the cache back to its first `num_kept` tokens by `drop`, or to fewer; how many are left."""
+        can_drop = self._can_drop(num_kept)
+        # Should this be interrupted, nobody knows what is left.
+        self._unsure, self._held = True, None
+        with self._timed():
+            if can_drop and drop():
+                left = num_kept
+            elif (left := self._num_restorable(num_kept)) and not self._restore():
+                left = 0
+            if not left:
+                self._clear()
+        if left < self._num_saved:
+            self._num_saved = 0
+        self._held, self._num_droppable = left, 0
+        return left
+
+    def _can_drop(self, num_kept: int) -> bool:
+        if self._num_snapshots is None:
+            return True
+        # llama.cpp would go back further than its snapshots are up to date, and go on from a wrong state.
+        return self._held is not None and 0 <= self._held - num_kept <= self._num_droppable
+
+    def _num_restorable(self, num_kept: int) -> int:
+        return self._num_saved if self._num_saved <= num_kept else 0
+
+    def _needs_checkpoint(self, draft: Draft) -> bool:
+        """Whether a rejection could not be taken back otherwise."""
+        return self._num_snapshots is not None and len(draft) > self._num_snapshots
+
+    def _save_if_due(self, draft: Draft) -> None:
+        """Save the state where it may have to be gone back to.
+
+        That is before a draft that snapshots do not cover, and behind the committed tokens when a draft model begins to
+        draft. It does so one token a call, after a call that took back or caught up.
+        """
+        num_unsaved = len(self._cached) - self._num_saved
+        if self._num_snapshots is None or num_unsaved <= 0:
+            return
+        begins = self._save_next and not len(draft)
+        if not (begins or self._needs_checkpoint(draft) or num_unsaved >= _MOST_UNSAVED):
+            return
+        # Not valid any more while it is being overwritten.
+        self._num_saved = 0
+        if self._save():
+            self._num_saved, self._save_next = len(self._cached), False
+
+    def _advance(self, tokens: Sequence[int]) -> None:
+        """Decode tokens that stay, without logits."""
+        self._forward(tokens, EMPTY_DRAFT, rows=False)
+        self._cached += tokens
+        self._unsure = False
 
     def _forward(self, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Logits | None:
-        # Until the call returned, nobody knows how much of it the cache holds.
-        self._unsure = True
+        with self._timed():
+            self._save_if_due(draft)
+            # Until the call returned, nobody knows how much of it the cache holds.
+            self._unsure, self._held = True, None
+            result = self._decode(tokens, draft, rows=rows)
+        num = len(tokens) + len(draft)
+        self.num_decoded += num
+        self._held = len(self._cached) + num
+        self._num_droppable = min(self._num_snapshots or 0, num - 1)
+        self._save_next |= num > 1 and not len(draft)
+        return result
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
         started = time.perf_counter()
         try:
-            result = self._decode(tokens, draft, rows=rows)
+            yield
         finally:
             self.decode_s += time.perf_counter() - started
-        self.num_decoded += len(tokens) + len(draft)
-        return result
 
     def _keep_path(self, draft: Draft, path: Sequence[int], num_before: int) -> bool:
         """Reduce the draft nodes behind `num_before` tokens to `path`; False when the model cannot."""
@@ -153,6 +250,14 @@ class CachedContext(ABC):
     @abstractmethod
     def _drop_tail(self, num_kept: int) -> bool:
         """Drop all but the first `num_kept` tokens; False when the model cannot."""
+
+    def _save(self) -> bool:
+        """Save the state, of the cached tokens, in place of what was saved before; False when the model cannot."""
+        return False
+
+    def _restore(self) -> bool:
+        """Go back to the saved state, whatever happened since; False when that failed."""
+        return False
 
     @abstractmethod
     def _clear(self) -> None:

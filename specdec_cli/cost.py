@@ -19,6 +19,7 @@ _GROWTH, _EXPONENT = 0.45, 0.5
 
 _LEVEL_GAIN, _KNOT_GAIN, _MAX_STEP = 0.04, 0.12, 0.3
 _MIN_SECONDS = 1e-9
+_REJECTED_GAIN = 1 / 16
 
 
 class Timing:
@@ -86,19 +87,27 @@ class CostModel:
     Attributes:
         target: t(n), a round's time apart from proposing.
         drafts: for each drafter that decodes, d as a function of the tokens that a step decodes.
+        rejected_s: what a rejection costs in the next round, where accepted tokens are decoded again because the
+            target's cache cannot drop the rejected ones; 0.0 where it can.
     """
 
     target: Timing
     drafts: dict[str, Timing] = field(default_factory=dict)
+    rejected_s: float = 0.0
 
     def copy(self) -> CostModel:
         """The same numbers, which do not change with this one's."""
         drafts = {name: Timing(timing.as_dict()) for name, timing in self.drafts.items()}
-        return CostModel(Timing(self.target.as_dict()), drafts)
+        return CostModel(Timing(self.target.as_dict()), drafts, self.rejected_s)
+
+    def learn_rejection(self, num_scored: int, num_reread: int) -> None:
+        """A draft was rejected, and the next pass, over `num_scored` tokens, had to read so many more."""
+        price_s = self.target(num_scored + num_reread) - self.target(num_scored)
+        self.rejected_s += _REJECTED_GAIN * (price_s - self.rejected_s)
 
     def ratios(self) -> Floats:
         """What decisions depend on: passes of a few sizes and draft steps, in plain passes."""
-        passes = [self.target(n) for n in (2, 4, 8)]
+        passes = [self.target(n) + self.rejected_s for n in (2, 4, 8)]
         return np.array([*passes, *(self.step_s(name) for name in sorted(self.drafts))]) / self.target(1)
 
     def step_s(self, drafter: str, num_tokens: int = 1) -> float:

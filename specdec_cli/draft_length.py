@@ -2,7 +2,8 @@
 
 A round that drafts K tokens costs K d + t(K + 1) and yields 1 + accepted tokens. The rate E[tokens] / E[time] is
 largest when every round maximizes E[tokens] - R E[time], with R that best rate itself (renewal-reward; Dinkelbach
-1967).
+1967). Where the target's cache cannot drop what was rejected, a rejection costs r more, in the next round: with A the
+probability that all drafted tokens are accepted, that is (1 - A) r, and one more token adds (A - A') r of it.
 """
 
 from __future__ import annotations
@@ -108,6 +109,7 @@ class CostRule(LengthPolicy):
         self._num_rounds = 0
         self._longest = dict.fromkeys(acceptances, 0)
         self._lag = 1
+        self._was_rejected = False
         for acceptance in acceptances.values():
             acceptance.begin()
         self._turn: _Turn | None = None
@@ -156,6 +158,9 @@ class CostRule(LengthPolicy):
             if drafter in self._acceptances:
                 self._acceptances[drafter].learn(confidence, outcome)
         self._num_rounds += 1
+        if self._was_rejected:
+            self._observed.learn_rejection(1 + record.num_drafted, record.num_reread)
+        self._was_rejected = record.num_accepted < record.num_drafted
         for drafter in record.drafters[:1]:
             self._longest[drafter] = max(self._longest.get(drafter, 0), record.num_accepted)
         stepped = self._turn is not None and self._turn.num_steps > 0
@@ -163,11 +168,12 @@ class CostRule(LengthPolicy):
         if record.index == 0:
             # It has read the prompt; its time says nothing about a round.
             return
-        self._observed.target.learn(1 + record.num_drafted, record.total_s - record.propose_s)
+        num_decoded = 1 + record.num_drafted + record.num_reread
+        self._observed.target.learn(num_decoded, record.total_s - record.propose_s)
         seconds = record.total_s
         if self._observed is not self._costs:
             proposing_s = self._turn.counted_s if self._turn else 0.0
-            seconds = proposing_s + self._costs.target(1 + record.num_drafted)
+            seconds = proposing_s + self._costs.target(num_decoded)
         self._num_tokens += _RATE_GAIN * (record.num_tokens - self._num_tokens)
         self._seconds += _RATE_GAIN * (seconds - self._seconds)
         self._settle(record, seconds)
@@ -176,7 +182,11 @@ class CostRule(LengthPolicy):
     def _settle(self, record: Round, seconds: float) -> None:
         """Book what drafting gained or cost, and choose the time of the next probe."""
         plain_s = self._costs.target(1)
-        turn, gained = self._turn, record.num_tokens - seconds / plain_s
+        # Reading again what a rejection lost is a price of the round with that rejection.
+        num_scored = 1 + record.num_drafted
+        own_s = seconds - (self._costs.target(num_scored + record.num_reread) - self._costs.target(num_scored))
+        own_s += self._costs.rejected_s if self._was_rejected else 0.0
+        turn, gained = self._turn, record.num_tokens - own_s / plain_s
         for drafter, balance in self._balances.items():
             if turn is not None and drafter == turn.drafter and (record.num_drafted or turn.num_steps):
                 self._balances[drafter] = min(max(balance + gained, _LOWEST_BALANCE), _HIGHEST_BALANCE)
@@ -219,7 +229,7 @@ class CostRule(LengthPolicy):
         made, lookahead = self._lookaheads.get(drafter, (-_REFRESH_EVERY, None))
         if lookahead is None or self._num_rounds - made >= (_REFRESH_EVERY if self._num_off < 2 else _REFRESH_OFF):
             step_s = self._costs.step_s(drafter)
-            lookahead = _Lookahead.build(self._acceptances[drafter], step_s, self._costs.target, self.rate)
+            lookahead = _Lookahead.build(self._acceptances[drafter], step_s, self._costs, self.rate)
             self._lookaheads[drafter] = self._num_rounds, lookahead
         return lookahead
 
@@ -272,6 +282,7 @@ class _Turn(LengthPolicy):
         missed = rate * costs.step_s(self.drafter, self.num_behind)
         lengths = np.arange(1, min(_HORIZON, self.limit) + 1)
         spent = lengths * costs.step_s(self.drafter) + costs.target.table[lengths] - costs.target.table[0]
+        spent += costs.rejected_s * (1 - _EASY**lengths)
         gain = float((np.cumsum(_EASY**lengths) - rate * spent).max(initial=0.0))
         return gain > _WORTH_READING and gain * min(self.num_left, _MOST_LEFT) / 2 > missed
 
@@ -280,7 +291,8 @@ class _Turn(LengthPolicy):
         self.acceptance.see(confidences[-1])
         reach = self.reach * self.acceptance.estimate(confidences[-1])
         lookahead, num = self.rule.lookahead(self.drafter), len(confidences)
-        worth = reach - lookahead.pass_cost(num) + max(0.0, lookahead.more(num, reach))
+        risked = lookahead.price * (self.reach - reach)
+        worth = reach - lookahead.pass_cost(num) - risked + max(0.0, lookahead.more(num, reach))
         self.reason = "cost"
         if worth < 0:
             return False
@@ -335,9 +347,9 @@ class _Turn(LengthPolicy):
         """Gain and reach of each prefix of a ready chain, shape (1 + len(confidences),); the first is nothing."""
         shown = confidences[: self.limit]
         reaches = np.cumprod([1.0, *(self.acceptance.estimate(c) for c in shown)])
-        table = self.rule.costs.target.table
-        tokens = np.cumsum(reaches) - 1.0
-        return tokens - self.rule.rate * (table[: len(shown) + 1] - table[0]), reaches
+        costs = self.rule.costs
+        spent = costs.target.table[: len(shown) + 1] - costs.target.table[0] + costs.rejected_s * (1.0 - reaches)
+        return np.cumsum(reaches) - 1.0 - self.rule.rate * spent, reaches
 
 
 @dataclass(frozen=True, slots=True)
@@ -347,15 +359,17 @@ class _Lookahead:
     Attributes:
         gains: gain of one more step and the best that follows, by length and reach, shape (_HORIZON, _NUM_REACHES).
         pass_costs: the target's additional time for token 1, 2, ..., in tokens, shape (_HORIZON,).
+        price: of a rejection, in tokens.
     """
 
     gains: Floats
     pass_costs: Floats
+    price: float
 
     @classmethod
-    def build(cls, acceptance: Acceptance, step_s: float, target: Timing, rate: float) -> _Lookahead:
-        """From the end backwards: V(n) = max(0, E[max(0, reach' - cost(n+1) + V(n+1))] - R d)."""
-        pass_costs = rate * np.diff(target.table[: _HORIZON + 1])
+    def build(cls, acceptance: Acceptance, step_s: float, costs: CostModel, rate: float) -> _Lookahead:
+        """From the end backwards: V(n) = max(0, E[max(0, A' - cost(n+1) - (A - A') price + V(n+1))] - R d)."""
+        pass_costs, price = rate * np.diff(costs.target.table[: _HORIZON + 1]), rate * costs.rejected_s
         shares, estimates = acceptance.shares, np.clip(acceptance.estimates, 1e-6, 1.0)
         reaches = np.exp(-_STEP * np.arange(_NUM_REACHES))
         places = np.arange(_NUM_REACHES)[:, None] - np.log(estimates)[None, :] / _STEP
@@ -366,9 +380,10 @@ class _Lookahead:
         value = np.zeros(_NUM_REACHES + 2)
         for num in range(_HORIZON - 1, -1, -1):
             after = value[low] + np.clip(part, 0, 1) * (value[low + 1] - value[low])
-            gains[num] = np.maximum(0.0, reached - pass_costs[num] + after) @ shares - rate * step_s
+            worth = reached - pass_costs[num] - price * (reaches[:, None] - reached) + after
+            gains[num] = np.maximum(0.0, worth) @ shares - rate * step_s
             value[:_NUM_REACHES] = np.maximum(0.0, gains[num])
-        return cls(gains, pass_costs)
+        return cls(gains, pass_costs, price)
 
     def more(self, num: int, reach: float) -> float:
         """Gain of drafting token num + 1 after `num` tokens that are all accepted with probability `reach`."""

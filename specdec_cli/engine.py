@@ -111,6 +111,7 @@ class _Loop:
         """Draft, score, verify, keep."""
         started = time.perf_counter()
         draft_s, verify_s = self.drafter.decode_s, self.target.decode_s
+        num_decoded = self.target.num_decoded
         limit = min(self.end, self.target.num_ctx) - len(self.tokens)
         draft = self.drafter.propose(self.tokens, self.policy, limit)
         proposed = time.perf_counter()
@@ -139,6 +140,7 @@ class _Loop:
             verify_s=self.target.decode_s - verify_s,
             total_s=time.perf_counter() - started,
             propose_s=proposed - started,
+            num_reread=self.target.num_decoded - num_decoded - 1 - len(draft),
             drafters=draft.drafters,
             confidences=draft.confidences,
             outcomes=tuple(outcomes),

@@ -6,7 +6,7 @@ import ctypes
 import os
 from collections import deque
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -20,6 +20,12 @@ from specdec_cli.context import CachedContext
 from specdec_cli.errors import BackendError, IncompatibleModelsError, ModelLoadError
 from specdec_cli.translation import Translator
 from specdec_cli.types import CHUNK, MAX_DRAFT_TOKENS, ContextOptions, Draft, Logits
+
+MAX_SNAPSHOTS = 8
+"""A longer draft is covered by a checkpoint: every pass writes the snapshots, few drafts need more."""
+
+_SNAPSHOT_SHARE = 1 / 16
+"""Snapshots take no more of the memory than this, in sizes of the model."""
 
 KV_TYPES = {
     "f32": llama_cpp.GGML_TYPE_F32,
@@ -266,6 +272,23 @@ class Model:
         return int(llama_cpp.llama_model_n_params(self.handle))
 
     @cached_property
+    def is_recurrent(self) -> bool:
+        """Whether all or some layers have a state instead of a cell for each token, so that no tail can be dropped."""
+        return bool(llama_cpp.llama_model_is_recurrent(self.handle) or llama_cpp.llama_model_is_hybrid(self.handle))
+
+    @cached_property
+    def window(self) -> int:
+        """Tokens that layers with sliding-window attention look back; 0 without such layers."""
+        return max(0, int(llama_cpp.llama_model_n_swa(self.handle)))
+
+    @cached_property
+    def num_snapshots(self) -> int:
+        """States before the last ones that a context shall hold: as many as a share of the model's own memory takes."""
+        size = _snapshot_size(self) if self.is_recurrent else 0
+        budget = _SNAPSHOT_SHARE * int(llama_cpp.llama_model_size(self.handle))
+        return min(MAX_SNAPSHOTS, int(budget / size)) if size else 0
+
+    @cached_property
     def max_ctx(self) -> int:
         """Tokens of context that the model was trained for."""
         return int(llama_cpp.llama_model_n_ctx_train(self.handle))
@@ -464,8 +487,30 @@ def require_tokenizer(model: Model) -> None:
         raise ModelLoadError(f"`{model.path.name}` has no tokenizer", "use a file that was converted with one")
 
 
+def _snapshot_size(model: Model) -> int:
+    """Bytes of a recurrent state; 0 where this build of llama.cpp keeps no earlier ones for the architecture."""
+    params = llama_cpp.llama_context_default_params()
+    params.n_ctx = params.n_batch = params.n_ubatch = 8
+    params.n_rs_seq, params.no_perf = 1, True
+    handle = llama_cpp.llama_init_from_model(model.handle, params)
+    if not handle:
+        return 0
+    try:
+        if not llama_cpp.llama_n_rs_seq(handle):
+            return 0
+        # An empty sequence has no state.
+        token = (llama_cpp.llama_token * 1)(0)
+        if llama_cpp.llama_decode(handle, llama_cpp.llama_batch_get_one(token, 1)) != 0:
+            return 0
+        return int(llama_cpp.llama_state_seq_get_size_ext(handle, 0, llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY))
+    finally:
+        llama_cpp.llama_free(handle)
+
+
 class LlamaContext(CachedContext):
     """A llama.cpp context; see `CachedContext` for the contract.
+
+    Recurrent and hybrid models take chains only: `max_leaves` is 1 whatever was asked for.
 
     Args:
         model: stays open as long as the context.
@@ -479,13 +524,22 @@ class LlamaContext(CachedContext):
         self._handle = None
         capacity = CHUNK + MAX_DRAFT_TOKENS
         super().__init__(options.num_ctx, model.num_vocab, CHUNK)
-        self._handle = llama_cpp.llama_init_from_model(model.handle, self._params(options, capacity))
+        if model.is_recurrent:
+            options = replace(options, max_leaves=1)
+        params = self._params(options, capacity)
+        params.n_rs_seq = model.num_snapshots
+        # Cells of several sequences are never evicted from a small cache, and a hybrid's tell nobody which are left.
+        params.swa_full = model.is_recurrent or options.max_leaves > 1
+        self._handle = llama_cpp.llama_init_from_model(model.handle, params)
         if not self._handle:
             raise BackendError(
                 f"no context of {options.num_ctx} tokens for `{model.path.name}`: {last_error()}",
                 "use a smaller `--ctx`, or `--kv-type q8_0`",
             )
         self._max_leaves = options.max_leaves
+        self._num_snapshots = int(llama_cpp.llama_n_rs_seq(self._handle)) if model.is_recurrent else None
+        self._window = 0 if model.is_recurrent else model.window
+        self._state = (ctypes.c_uint8 * 0)()
         self._batch = _Batch(capacity, options.max_leaves)
 
     @staticmethod
@@ -574,7 +628,30 @@ class LlamaContext(CachedContext):
     def _drop_tail(self, num_kept: int) -> bool:
         for leaf in range(1, self._max_leaves):
             llama_cpp.llama_memory_seq_rm(self._memory, leaf, -1, -1)
+        return self._remove(num_kept) and self._reaches_back(num_kept)
+
+    def _remove(self, num_kept: int) -> bool:
         return bool(llama_cpp.llama_memory_seq_rm(self._memory, 0, num_kept, -1))
+
+    def _reaches_back(self, num_kept: int) -> bool:
+        """Whether everything is there that the next token looks at: what has left a sliding window is overwritten."""
+        if not self._window or not num_kept:
+            return True
+        first = int(llama_cpp.llama_memory_seq_pos_min(self._memory, 0))
+        return 0 <= first <= max(0, num_kept - self._window)
+
+    def _save(self) -> bool:
+        flags = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY
+        size = llama_cpp.llama_state_seq_get_size_ext(self._open_handle, 0, flags)
+        if size != len(self._state):
+            self._state = (ctypes.c_uint8 * size)()
+        return bool(size == llama_cpp.llama_state_seq_get_data_ext(self._open_handle, self._state, size, 0, flags))
+
+    def _restore(self) -> bool:
+        flags, size = llama_cpp.LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY, len(self._state)
+        num_read = llama_cpp.llama_state_seq_set_data_ext(self._open_handle, self._state, size, 0, flags)
+        # A hybrid's attention layers still hold what came after.
+        return num_read == size and self._remove(self._num_saved)
 
     def _clear(self) -> None:
         llama_cpp.llama_memory_clear(self._memory, False)

@@ -17,11 +17,11 @@ _TARGET_SIZES, _DRAFT_SIZES = (1, 2, 3, 4, 5, 8, 16), (1, 2, 8, 64)
 _NUM_BEFORE = 32
 """Tokens in the cache while a pass is timed."""
 
-_LONG_S, _NEVER = 0.5, 1e4
+_LONG_S, _NEVER, _NUM_REJECTED = 0.5, 1e4, 4
 _MAX_REMEMBERED = 64
 
 # Raise it when the numbers mean something else.
-_VERSION = 2
+_VERSION = 3
 
 
 def measure(target: Context, drafts: Mapping[str, Context]) -> CostModel:
@@ -31,10 +31,9 @@ def measure(target: Context, drafts: Mapping[str, Context]) -> CostModel:
         target: the target's context.
         drafts: for each drafter with a model, its context.
     """
-    return CostModel(
-        Timing(_time(target, _TARGET_SIZES, _pass_s)),
-        {name: Timing(_time(context, _DRAFT_SIZES, _step_s)) for name, context in drafts.items()},
-    )
+    passes, rejected_s = _time(target, _TARGET_SIZES, _pass_s)
+    steps = {name: _time(context, _DRAFT_SIZES, _step_s)[0] for name, context in drafts.items()}
+    return CostModel(Timing(passes), {name: Timing(seconds) for name, seconds in steps.items()}, rejected_s)
 
 
 def fits(context: Context) -> bool:
@@ -42,23 +41,23 @@ def fits(context: Context) -> bool:
     return context.num_ctx >= _NUM_BEFORE + max(*_TARGET_SIZES, *_DRAFT_SIZES)
 
 
-def _time(context: Context, sizes: Sequence[int], timed: Callable[[Context, int, int], float]) -> dict[int, float]:
-    """Number of tokens -> seconds of a pass, for the sizes that fit."""
+def _time(
+    context: Context, sizes: Sequence[int], timed: Callable[[Context, int, int], float]
+) -> tuple[dict[int, float], float]:
+    """Number of tokens -> seconds of a pass, for the sizes that fit; and what a rejection costs in the next pass."""
     num_before = max(1, min(_NUM_BEFORE, context.num_ctx - max(sizes) - 1))
     fitting = [size for size in sizes if num_before + size <= context.num_ctx] or [1]
-    # The first pass pays for what is set up lazily.
-    context.sync(_some_tokens(num_before, context.num_vocab))
-    context.score()
+    # The first pass pays for what is set up lazily. A draft, where there is room, has a checkpoint made before the last
+    # token, if the model needs one: from there all passes begin.
+    _pass_s(context, num_before, min(2, max(fitting)))
     seconds: dict[int, float] = {}
     for size in fitting:
         seconds[size] = timed(context, num_before, size)
         repeats = 0 if seconds[size] > _LONG_S else 2 if size <= 2 else 1 if size <= 5 else 0
         seconds[size] = min([seconds[size], *(timed(context, num_before, size) for _ in range(repeats))])
-    if not _can_forget(context, num_before):
-        # Every rejection would have the whole text read again: far more than any draft can gain.
-        seconds = {1: seconds[1], 2: _NEVER * seconds[1]}
+    rejected_s = _rejected_s(context, num_before, seconds[1])
     context.clear()
-    return seconds
+    return seconds, rejected_s
 
 
 def _pass_s(context: Context, num_before: int, size: int) -> float:
@@ -79,14 +78,22 @@ def _step_s(context: Context, num_before: int, size: int) -> float:
     return context.decode_s - before
 
 
-def _can_forget(context: Context, num_before: int) -> bool:
-    """Whether a rejected draft can be dropped from the cache."""
-    if num_before + 1 > context.num_ctx:
-        return True
+def _rejected_s(context: Context, num_before: int, plain_s: float) -> float:
+    """What a rejected draft adds to the next pass, which takes `plain_s` otherwise; nothing where it can be dropped."""
+    if num_before + 2 > context.num_ctx:
+        return 0.0
+    # As long as drafts are: that many tokens may be dropped, and fewer not.
+    longest = min(_NUM_REJECTED, context.num_ctx - num_before)
     context.sync(_some_tokens(num_before, context.num_vocab))
-    context.score(Draft.chain(_some_tokens(1, context.num_vocab)))
-    context.keep(())
-    return len(context.tokens) >= num_before
+    context.score(Draft.chain(_some_tokens(longest, context.num_vocab)))
+    context.keep(range(longest // 2))
+    num_kept = num_before + longest // 2
+    if len(context.tokens) >= num_kept:
+        return 0.0
+    if not context.tokens:
+        # The whole text is read again: far more than any draft can gain.
+        return _NEVER * plain_s
+    return max(0.0, _pass_s(context, num_kept + 1, 1) - plain_s)
 
 
 def _some_tokens(num: int, num_vocab: int) -> list[int]:
@@ -117,7 +124,8 @@ def recall(name: str | None) -> CostModel | None:
     """The costs remembered under this key."""
     entry: Any = read_object(_file()).get(name or "")
     try:
-        return CostModel(_timing(entry["target"]), {drafter: _timing(t) for drafter, t in entry["drafts"].items()})
+        drafts = {drafter: _timing(seconds) for drafter, seconds in entry["drafts"].items()}
+        return CostModel(_timing(entry["target"]), drafts, _seconds(entry["rejected_s"]))
     except (TypeError, KeyError, ValueError, AttributeError):
         return None
 
@@ -128,15 +136,21 @@ def remember(name: str | None, costs: CostModel) -> None:
         return
     drafts = {drafter: timing.as_dict() for drafter, timing in costs.drafts.items()}
     kept = {known: entry for known, entry in read_object(_file()).items() if known != name}
-    kept[name] = {"target": costs.target.as_dict(), "drafts": drafts}
+    kept[name] = {"target": costs.target.as_dict(), "drafts": drafts, "rejected_s": costs.rejected_s}
     replace_text(_file(), json.dumps(dict([*kept.items()][-_MAX_REMEMBERED:])))
 
 
 def _timing(seconds: Mapping[str, float]) -> Timing:
-    measured = {int(size): float(value) for size, value in seconds.items()}
-    if not measured or not all(0 < value < 1e6 for value in measured.values()):
-        raise ValueError("not a table of times")
+    measured = {int(size): _seconds(value) for size, value in seconds.items()}
+    if not all(measured.values()):
+        raise ValueError("passes that take no time")
     return Timing(measured)
+
+
+def _seconds(value: object) -> float:
+    if not isinstance(value, int | float) or not 0 <= value < 1e6:
+        raise ValueError("not a time")
+    return float(value)
 
 
 def _file() -> Path:

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from specdec_cli.context import CachedContext
-from specdec_cli.types import ContextOptions, Draft, Logits
+from specdec_cli.types import MAX_DRAFT_TOKENS, ContextOptions, Draft, Logits
 
 
 class FakeContext(CachedContext):
@@ -22,13 +22,28 @@ class FakeContext(CachedContext):
         num_ctx: tokens the cache can hold.
         chunk: the most tokens of one decode call.
         can_forget: whether a tail can be dropped; recurrent models cannot.
+        num_snapshots: a model that cannot may still take back so many tokens of its last call.
+        can_save: whether it can save its state and go back to it.
     """
 
-    def __init__(self, table: Logits, *, num_ctx: int = 256, chunk: int = 32, can_forget: bool = True) -> None:
+    def __init__(
+        self,
+        table: Logits,
+        *,
+        num_ctx: int = 256,
+        chunk: int = 32,
+        can_forget: bool = True,
+        num_snapshots: int = 0,
+        can_save: bool = False,
+    ) -> None:
         super().__init__(num_ctx, table.shape[-1], chunk)
         self._table = table
         self._cells: list[int] = []
-        self._can_forget = can_forget
+        self._num_snapshots = None if can_forget else num_snapshots
+        self._max_leaves = MAX_DRAFT_TOKENS if can_forget else 1
+        self._can_save = can_save
+        self._state: list[int] = []
+        self._num_last = 0
         self.fail_next: BaseException | None = None
         self.num_calls = 0
 
@@ -50,9 +65,12 @@ class FakeContext(CachedContext):
         self.num_calls += 1
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
-            # Like an aborted decode: a part of the batch is in the cache already.
+            # Like an aborted decode: a part of the batch is in the cache already, and a state is none at all.
             self._cells += tokens[: len(tokens) // 2]
+            if self._num_snapshots is not None:
+                self._cells[-1:] = [self._num_vocab - 1] * 3
             raise error
+        self._num_last = len(tokens) + len(draft)
         self._cells += tokens
         if not rows:
             return None
@@ -64,14 +82,32 @@ class FakeContext(CachedContext):
         return np.stack([self.logits_after(base + path) for path in [[], *paths]])
 
     def _drop_tail(self, num_kept: int) -> bool:
-        if self._can_forget:
-            del self._cells[num_kept:]
-        return self._can_forget
+        num_dropped = len(self._cells) - num_kept
+        del self._cells[num_kept:]
+        if self._num_snapshots is None or num_dropped <= 0:
+            return True
+        if num_dropped > self._num_snapshots:
+            self._cells += [0] * num_dropped
+            return False
+        if num_dropped >= self._num_last:
+            # Out of date, and nothing tells.
+            self._cells = [self._num_vocab - 1] * num_kept
+        self._num_last = 0
+        return True
 
     def _keep_path(self, draft: Draft, path: Sequence[int], num_before: int) -> bool:
-        if self._can_forget:
-            self._cells[num_before:] = [draft.tokens[node] for node in path]
-        return self._can_forget
+        if draft.is_chain:
+            return self._drop_tail(num_before + len(path))
+        self._cells[num_before:] = [draft.tokens[node] for node in path]
+        return True
+
+    def _save(self) -> bool:
+        self._state = list(self._cells)
+        return self._can_save
+
+    def _restore(self) -> bool:
+        self._cells = list(self._state)
+        return self._can_save
 
     def _clear(self) -> None:
         self._cells.clear()

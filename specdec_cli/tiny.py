@@ -273,12 +273,98 @@ def _byte_letters() -> list[str]:
 # --- the model ---------------------------------------------------------------------------------------------------
 
 Quant = Literal["mixed", "f32", "q4_0", "q8_0", "q4_k"]
+Architecture = Literal["llama", "gemma3", "mamba", "jamba", "lfm2", "qwen35"]
+"""Attention, attention with a sliding window, a recurrent model, and hybrids of attention with Mamba, with short
+convolutions and with gated delta nets."""
 
 _NUM_EMBD = 256
 _NUM_HEADS, _NUM_KV_HEADS = 4, 2
-_NUM_KV = _NUM_EMBD // _NUM_HEADS * _NUM_KV_HEADS
+_NUM_HEAD_EMBD = _NUM_EMBD // _NUM_HEADS
+_NUM_KV = _NUM_HEAD_EMBD * _NUM_KV_HEADS
 _NUM_FF = 512
+_NUM_INNER, _NUM_STATE, _NUM_STEP, _NUM_CONV = 512, 16, 16, 4
 _MIXED = ("q8_0", "q4_0", "q4_k")
+
+_Part = Callable[[np.random.Generator], Floats]
+
+
+def _matrix(num_out: int, num_in: int, gain: float) -> _Part:
+    """Normal weights under which an input of variance 1 leaves with deviation `gain`."""
+    factor = np.float32(gain / num_in**0.5)
+    return lambda rng: np.asarray(rng.standard_normal((num_out, num_in), np.float32) * factor)
+
+
+def _constant(num: int, value: float = 1.0) -> _Part:
+    return lambda _rng: np.full(num, value, np.float32)
+
+
+def _rates(*shape: int) -> _Part:
+    """Rates of forgetting, of which the slowest remember a hundred tokens and more."""
+    return lambda rng: -(10 ** rng.uniform(-2.5, -0.5, shape)).astype(np.float32)
+
+
+# Attention is peaked and weighs more than the token itself: what comes next depends on the whole context, and
+# greedy text does not fall into short loops.
+_NORMS = {"attn_norm": _constant(_NUM_EMBD), "ffn_norm": _constant(_NUM_EMBD)}
+_ATTENTION = {
+    "attn_q": _matrix(_NUM_EMBD, _NUM_EMBD, 1.7),
+    "attn_k": _matrix(_NUM_KV, _NUM_EMBD, 1.7),
+    "attn_v": _matrix(_NUM_KV, _NUM_EMBD, 2.0),
+    "attn_output": _matrix(_NUM_EMBD, _NUM_EMBD, 2.0),
+}
+_HEAD_NORMS = {"attn_q_norm": _constant(_NUM_HEAD_EMBD, 1.7), "attn_k_norm": _constant(_NUM_HEAD_EMBD, 1.7)}
+_FEED_FORWARD = {
+    "ffn_gate": _matrix(_NUM_FF, _NUM_EMBD, 1.0),
+    "ffn_up": _matrix(_NUM_FF, _NUM_EMBD, 1.0),
+    "ffn_down": _matrix(_NUM_EMBD, _NUM_FF, 1.0),
+}
+_POST_NORMS = {"post_attention_norm": _constant(_NUM_EMBD, 2.0), "post_ffw_norm": _constant(_NUM_EMBD)}
+_MAMBA = {
+    "ssm_in": _matrix(2 * _NUM_INNER, _NUM_EMBD, 1.0),
+    "ssm_conv1d": _matrix(_NUM_INNER, _NUM_CONV, 2.0),
+    "ssm_conv1d.bias": _constant(_NUM_INNER, 0.0),
+    "ssm_x": _matrix(_NUM_STEP + 2 * _NUM_STATE, _NUM_INNER, 2.0),
+    "ssm_dt": _matrix(_NUM_INNER, _NUM_STEP, 1.0),
+    "ssm_dt.bias": _constant(_NUM_INNER, -1.0),
+    "ssm_a": _rates(_NUM_INNER, _NUM_STATE),
+    "ssm_d": _constant(_NUM_INNER),
+    "ssm_out": _matrix(_NUM_EMBD, _NUM_INNER, 2.0),
+}
+_MAMBA_NORMS = {
+    "ssm_dt_norm": _constant(_NUM_STEP), "ssm_b_norm": _constant(_NUM_STATE), "ssm_c_norm": _constant(_NUM_STATE),
+}  # fmt: skip
+_CONVOLUTION = {
+    "shortconv.conv": _matrix(_NUM_EMBD, _NUM_CONV, 2.0),
+    "shortconv.in_proj": _matrix(3 * _NUM_EMBD, _NUM_EMBD, 1.5),
+    "shortconv.out_proj": _matrix(_NUM_EMBD, _NUM_EMBD, 2.0),
+}
+_DELTA_HEADS = 2
+_DELTA_INNER = _DELTA_HEADS * _NUM_HEAD_EMBD
+_DELTA_NET = {
+    "attn_qkv": _matrix(2 * _NUM_HEAD_EMBD + _DELTA_INNER, _NUM_EMBD, 1.0),
+    "attn_gate": _matrix(_DELTA_INNER, _NUM_EMBD, 1.0),
+    "ssm_conv1d": _matrix(2 * _NUM_HEAD_EMBD + _DELTA_INNER, _NUM_CONV, 2.0),
+    "ssm_dt.bias": _constant(_DELTA_HEADS, -1.0),
+    "ssm_a": _rates(_DELTA_HEADS),
+    "ssm_beta": _matrix(_DELTA_HEADS, _NUM_EMBD, 1.0),
+    "ssm_alpha": _matrix(_DELTA_HEADS, _NUM_EMBD, 1.0),
+    "ssm_norm": _constant(_NUM_HEAD_EMBD),
+    "ssm_out": _matrix(_NUM_EMBD, _DELTA_INNER, 3.0),
+}
+_GATED_ATTENTION = _ATTENTION | {"attn_q": _matrix(2 * _NUM_EMBD, _NUM_EMBD, 1.7)}
+_QWEN_NORMS = {"attn_norm": _constant(_NUM_EMBD), "post_attention_norm": _constant(_NUM_EMBD)}
+
+_LAYERS: dict[Architecture, Sequence[Mapping[str, _Part]]] = {
+    "llama": [_NORMS | _ATTENTION | _FEED_FORWARD],
+    "gemma3": [_NORMS | _POST_NORMS | _HEAD_NORMS | _ATTENTION | _FEED_FORWARD],
+    "mamba": [{"attn_norm": _constant(_NUM_EMBD)} | _MAMBA],
+    "jamba": [_NORMS | _MAMBA | _MAMBA_NORMS | _FEED_FORWARD, _NORMS | _ATTENTION | _FEED_FORWARD],
+    "lfm2": [_NORMS | _CONVOLUTION | _FEED_FORWARD, _NORMS | _HEAD_NORMS | _ATTENTION | _FEED_FORWARD],
+    "qwen35": [_QWEN_NORMS | _DELTA_NET | _FEED_FORWARD, _QWEN_NORMS | _HEAD_NORMS | _GATED_ATTENTION | _FEED_FORWARD],
+}
+"""Layers take turns."""
+
+_NAMED_AS_THEY_ARE = ("ssm_a", "ssm_d")
 
 
 def write_tiny_model(
@@ -293,8 +379,10 @@ def write_tiny_model(
     add_bos: bool = False,
     vocabulary: Vocabulary | None = None,
     metadata: Mapping[str, MetadataValue] | None = None,
+    architecture: Architecture = "llama",
+    window: int = 64,
 ) -> None:
-    """Write a random model of the llama architecture, 0.5 MB a layer in 4 bits.
+    """Write a random model, one of the llama architecture with 0.5 MB a layer in 4 bits.
 
     The same seed gives the same weights whatever the other arguments are, up to rounding: models that differ in
     `quant` or `num_layers` alone are a target and a draft that often agree. Control and padding tokens are never
@@ -305,42 +393,63 @@ def write_tiny_model(
         seed: of the weights.
         quant: type of all matrices; "mixed" takes turns with the types that CPU backends repack.
         num_vocab: number of tokens, 275 or more; a multiple of 64 suits all kernels.
-        num_layers: number of blocks, one or more.
+        num_layers: number of blocks, one or more; a hybrid needs two.
         context_length: tokens of context the file claims to be trained for.
         chat_template: Jinja source.
         add_bos: see `byte_level_vocabulary`.
         vocabulary: another tokenizer; `num_vocab` and `add_bos` are then without meaning.
         metadata: further values, or others than the model's own.
+        architecture: what its layers are.
+        window: tokens that every other layer of gemma3 looks back.
 
     Raises:
         OSError: the file cannot be written.
         ValueError: `num_vocab` is too small.
     """
     words = vocabulary or byte_level_vocabulary(num_vocab, add_bos=add_bos)
-    values = _architecture(num_layers, context_length) | _tokenizer(words, chat_template) | dict(metadata or {})
-    weights = [*_embeddings(seed, words), *_blocks(seed, num_layers)]
+    values: dict[str, MetadataValue] = {
+        "general.architecture": architecture,
+        "general.name": "tiny random model",
+        "general.quantization_version": 2,
+        **{f"{architecture}.{key}": value for key, value in _sizes(architecture, num_layers, window).items()},
+        f"{architecture}.context_length": context_length,
+        f"{architecture}.vocab_size": len(words.tokens),
+        **_tokenizer(words, chat_template),
+        **(metadata or {}),
+    }
+    weights = [*_embeddings(seed, words, architecture), *_blocks(seed, num_layers, architecture)]
     kinds = _MIXED if quant == "mixed" else (quant,)
     write_gguf(path, values, [_encode(name, w, kinds[i % len(kinds)]) for i, (name, w) in enumerate(weights)])
 
 
-def _architecture(num_layers: int, context_length: int) -> dict[str, MetadataValue]:
-    return {
-        "general.architecture": "llama",
-        "general.name": "tiny random model",
-        "general.quantization_version": 2,
-        "llama.context_length": context_length,
-        "llama.embedding_length": _NUM_EMBD,
-        "llama.block_count": num_layers,
-        "llama.feed_forward_length": _NUM_FF,
-        "llama.attention.head_count": _NUM_HEADS,
-        "llama.attention.head_count_kv": _NUM_KV_HEADS,
-        "llama.attention.layer_norm_rms_epsilon": 1e-5,
+def _sizes(architecture: Architecture, num_layers: int, window: int) -> dict[str, MetadataValue]:
+    num_kv_heads: MetadataValue = _NUM_KV_HEADS
+    if architecture in ("jamba", "lfm2"):
+        num_kv_heads = [_NUM_KV_HEADS * (layer % 2) for layer in range(num_layers)]
+    sizes: dict[str, MetadataValue] = {
+        "embedding_length": _NUM_EMBD,
+        "block_count": num_layers,
+        "feed_forward_length": _NUM_FF,
+        "attention.head_count": _NUM_HEADS,
+        "attention.head_count_kv": num_kv_heads,
+        "attention.layer_norm_rms_epsilon": 1e-5,
     }
+    state = {"conv_kernel": _NUM_CONV, "inner_size": _NUM_INNER, "state_size": _NUM_STATE, "time_step_rank": _NUM_STEP}
+    if architecture == "qwen35":
+        state |= {"inner_size": _DELTA_INNER, "state_size": _NUM_HEAD_EMBD, "time_step_rank": _DELTA_HEADS}
+        # Positions of text count in three ways at once.
+        sizes |= {"full_attention_interval": 2, "rope.dimension_sections": [11, 11, 10, 0], "ssm.group_count": 1}
+    if architecture in ("mamba", "jamba", "qwen35"):
+        sizes |= {f"ssm.{name}": size for name, size in state.items()}
+    if architecture == "lfm2":
+        sizes["shortconv.l_cache"] = _NUM_CONV
+    if architecture == "gemma3":
+        sizes |= {"attention.sliding_window": window, "attention.sliding_window_pattern": 2}
+    return sizes
 
 
 def _tokenizer(vocabulary: Vocabulary, chat_template: str | None) -> dict[str, MetadataValue]:
     metadata: dict[str, MetadataValue] = {
-        "llama.vocab_size": len(vocabulary.tokens),
         **vocabulary.metadata,
         "tokenizer.ggml.tokens": vocabulary.tokens,
         "tokenizer.ggml.token_type": vocabulary.types,
@@ -350,45 +459,34 @@ def _tokenizer(vocabulary: Vocabulary, chat_template: str | None) -> dict[str, M
     return metadata
 
 
-def _embeddings(seed: int, vocabulary: Vocabulary) -> Iterable[tuple[str, Floats]]:
-    shape = (len(vocabulary.tokens), _NUM_EMBD)
-    yield "token_embd.weight", _random(seed, "token_embd.weight", shape, 1.0)
-    yield "output_norm.weight", np.ones(_NUM_EMBD, np.float32)
+def _embeddings(seed: int, vocabulary: Vocabulary, architecture: Architecture) -> Iterable[tuple[str, Floats]]:
+    num = len(vocabulary.tokens)
+    # An embedding has one input; Gemma multiplies it by the root of its length.
+    gain = _NUM_EMBD**0.5 / (_NUM_EMBD**0.5 if architecture == "gemma3" else 1.0)
+    yield _made(seed, "token_embd.weight", _matrix(num, _NUM_EMBD, gain))
+    norm = "token_embd_norm.weight" if architecture == "lfm2" else "output_norm.weight"
+    yield _made(seed, norm, _constant(_NUM_EMBD))
     # Logits of the favored tokens get a deviation of 4: their best two are rarely close to each other.
-    output = _random(seed, "output.weight", shape, 4.0)
+    name, output = _made(seed, "output.weight", _matrix(num, _NUM_EMBD, 4.0))
     normal = np.array([kind == NORMAL for kind in vocabulary.types])
-    favored = np.isin(np.arange(shape[0]), list(vocabulary.favored))
-    yield "output.weight", output * np.where(favored, 1.0, np.where(normal, 0.4, 0.0)).astype(np.float32)[:, None]
+    favored = np.isin(np.arange(num), list(vocabulary.favored))
+    yield name, output * np.where(favored, 1.0, np.where(normal, 0.4, 0.0)).astype(np.float32)[:, None]
 
 
-def _blocks(seed: int, num_layers: int) -> Iterable[tuple[str, Floats]]:
-    # Attention is peaked and weighs more than the token itself: what comes next depends on the whole context, and
-    # greedy text does not fall into short loops.
-    matrices = {
-        "attn_q": (_NUM_EMBD, _NUM_EMBD, 1.7),
-        "attn_k": (_NUM_KV, _NUM_EMBD, 1.7),
-        "attn_v": (_NUM_KV, _NUM_EMBD, 2.0),
-        "attn_output": (_NUM_EMBD, _NUM_EMBD, 2.0),
-        "ffn_gate": (_NUM_FF, _NUM_EMBD, 1.0),
-        "ffn_up": (_NUM_FF, _NUM_EMBD, 1.0),
-        "ffn_down": (_NUM_EMBD, _NUM_FF, 1.0),
-    }
+def _blocks(seed: int, num_layers: int, architecture: Architecture) -> Iterable[tuple[str, Floats]]:
+    kinds = _LAYERS[architecture]
     for layer in range(num_layers):
-        for norm in ("attn_norm", "ffn_norm"):
-            yield f"blk.{layer}.{norm}.weight", np.ones(_NUM_EMBD, np.float32)
-        for part, (num_out, num_in, gain) in matrices.items():
-            name = f"blk.{layer}.{part}.weight"
-            yield name, _random(seed, name, (num_out, num_in), gain)
+        for part, make in kinds[layer % len(kinds)].items():
+            named = part in _NAMED_AS_THEY_ARE or part.endswith(".bias")
+            yield _made(seed, f"blk.{layer}.{part}" if named else f"blk.{layer}.{part}.weight", make)
 
 
-def _random(seed: int, name: str, shape: tuple[int, int], gain: float) -> Floats:
-    """Normal weights under which an input of variance 1 leaves with deviation `gain`; an embedding has one input."""
-    rng = np.random.default_rng([seed, zlib.crc32(name.encode())])
-    num_in = 1 if name.startswith("token_embd") else shape[1]
-    return np.asarray(rng.standard_normal(shape, np.float32) * np.float32(gain / num_in**0.5))
+def _made(seed: int, name: str, make: _Part) -> tuple[str, Floats]:
+    return name, make(np.random.default_rng([seed, zlib.crc32(name.encode())]))
 
 
 def _encode(name: str, weights: Floats, kind: str) -> Tensor:
-    # llama.cpp multiplies by norms in full precision only.
-    type_id, encoder = _ENCODERS["f32" if weights.ndim == 1 else kind]
+    # llama.cpp multiplies by norms, and adds up states, in full precision only; a block of a row has up to 256 values.
+    is_matrix = weights.ndim == 2 and weights.shape[1] % 256 == 0
+    type_id, encoder = _ENCODERS[kind if is_matrix else "f32"]
     return Tensor(name, weights.shape, type_id, encoder(weights))

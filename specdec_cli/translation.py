@@ -251,11 +251,6 @@ class Translation:
             self._extend(tokens[len(self._tokens) :])
         return self._first + self._ids
 
-    def num_missing(self, tokens: Sequence[int], cached: Sequence[int]) -> int:
-        """How many of the draft model's tokens for `tokens` a cache with `cached` has to read, at least 1."""
-        ids = self.ids(tokens)
-        return max(1, len(ids) - common_prefix(cached, ids))
-
     def _shorten(self, size: int) -> None:
         """Back to the first `size` tokens of the target."""
         if self._prompt is not None and size < len(self._prompt[0]):

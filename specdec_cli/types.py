@@ -335,6 +335,8 @@ class Round:
         verify_s: seconds inside the target's decode calls.
         total_s: seconds of the whole round.
         propose_s: seconds that proposing took, decode calls and sampling.
+        num_reread: tokens that the target decoded beyond the last committed one and the draft: in the first round the
+            last part of the prompt, later what was accepted before a rejection that its cache could not take back.
         drafters: names of the drafters that proposed each draft token.
         confidences: the drafters' estimates that each draft token is accepted.
         outcomes: for each draft token that was tried, in order, the overlap of target and draft distribution there:
@@ -352,6 +354,7 @@ class Round:
     verify_s: float
     total_s: float
     propose_s: float = 0.0
+    num_reread: int = 0
     drafters: tuple[str, ...] = ()
     confidences: tuple[float, ...] = ()
     outcomes: tuple[float, ...] = ()
@@ -414,6 +417,10 @@ class Context(Protocol):
         """Length of a logits row."""
 
     @property
+    def max_leaves(self) -> int:
+        """Leaves of the widest draft that `score` takes; 1 is chains only."""
+
+    @property
     def tokens(self) -> Sequence[int]:
         """Tokens the cache holds."""
 
@@ -424,6 +431,9 @@ class Context(Protocol):
     @property
     def num_decoded(self) -> int:
         """Tokens given to decode calls so far."""
+
+    def num_missing(self, tokens: Sequence[int]) -> int:
+        """Tokens that would be decoded for the logits after `tokens`: those in the cache need not be."""
 
     def sync(self, tokens: Sequence[int]) -> None:
         """Make the cache hold exactly `tokens`; the last part may be decoded with the next `score`."""

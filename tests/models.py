@@ -2,9 +2,17 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
+import llama_cpp
+import numpy as np
+
+from specdec_cli.llama import LlamaContext, Model
 from specdec_cli.tiny import CONTROL, NORMAL, Vocabulary, byte_level_vocabulary, write_tiny_model
+from specdec_cli.types import ContextOptions, Logits
 
 _BYTE, _UNKNOWN = 6, 2
 
@@ -19,6 +27,45 @@ def tiny(folder: Path, name: str = "tiny", **kwargs) -> Path:
     path = folder / f"{name}.gguf"
     write_tiny_model(path, **kwargs)
     return path
+
+
+class ExactContext(LlamaContext):
+    """Without flash attention, which works in half precision and rounds single tokens and batches differently."""
+
+    @staticmethod
+    def _params(options: ContextOptions, capacity: int) -> Any:
+        params = LlamaContext._params(options, capacity)
+        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        return params
+
+
+def open_context(model: Model, num_ctx: int = 256, max_leaves: int = 1) -> ExactContext:
+    """Of a model in full precision one decode call and many agree to the fifth digit."""
+    return ExactContext(model, ContextOptions(num_ctx, threads=1, kv_type="f32", max_leaves=max_leaves))
+
+
+def fresh_logits(model: Model, tokens: Sequence[int], num_ctx: int = 256) -> Logits:
+    """What a context that has seen nothing else computes."""
+    return _fresh_logits(model, tuple(tokens), num_ctx)
+
+
+@functools.lru_cache(2048)
+def _fresh_logits(model: Model, tokens: tuple[int, ...], num_ctx: int) -> Logits:
+    with open_context(model, num_ctx) as context:
+        context.sync(tokens)
+        return context.score()[0].copy()
+
+
+def assert_logits(
+    row: Logits, model: Model, tokens: Sequence[int], num_ctx: int = 256, tolerance: float = 1e-3
+) -> None:
+    """Logits are those of a context that has seen nothing else."""
+    np.testing.assert_allclose(row, fresh_logits(model, tokens, num_ctx), atol=tolerance)
+
+
+def random_tokens(num: int, seed: int = 0) -> list[int]:
+    """Ids that mean bytes and words."""
+    return [int(token) for token in np.random.default_rng(seed).integers(0, 270, num)]
 
 
 WORDS = ("▁", "e", "t", "th", "▁th", "▁the", "a", "n")

@@ -57,6 +57,7 @@ SEEN_TOKEN = """            token = proposal.sample(self._rng)
             if not policy.keep_last([*confidences, confidence]):
                 break
 """
+MEMORIES = ("context", "memories")
 VERIFY, ENGINE, SAMPLING = ("verify",), ("engine",), ("sampling",)
 RETOKENIZE = ("retokenize",)
 RULE = "verify::test_rule_for_a_fixed_draft"
@@ -352,12 +353,16 @@ MUTANTS = (
     Mutant(
         "failed call stays in the cache",
         "context.py",
-        "        self._unsure = True\n        started",
-        "        started",
+        "self._unsure, self._held = True, None\n            result",
+        "self._held = None\n            result",
         ("context",),
     ),
     Mutant(
-        "sync drops one too many", "context.py", "len(tokens) - 1))", "max(len(tokens) - 2, 0)))", ("context", "engine")
+        "sync drops one too many",
+        "context.py",
+        "tokens), len(tokens) - 1)",
+        "tokens), max(len(tokens) - 2, 0))",
+        ("context", "engine"),
     ),
     Mutant(
         "sync trusts its length",
@@ -366,12 +371,73 @@ MUTANTS = (
         "min(len(self._cached), len(tokens) - 1)",
         ("context",),
     ),
+    Mutant("a cache that cannot drop is believed", "context.py", "if can_drop and drop():", "if drop():", MEMORIES),
     Mutant(
-        "a cache that cannot drop is believed",
+        "checkpoint not restored",
         "context.py",
-        "                self._forget()\n        self._draft",
-        "                del self._cached[num_kept:]\n        self._draft",
-        ("context",),
+        "and not self._restore()",
+        "and False",
+        MEMORIES,
+        "context::test_a_checkpoint_is_gone_back_to",
+    ),
+    Mutant(
+        "snapshots believed beyond the last call",
+        "context.py",
+        "min(self._num_snapshots or 0, num - 1)",
+        "self._num_snapshots or 0",
+        MEMORIES,
+        "context::test_snapshots_are_of_the_last_call_only",
+    ),
+    Mutant("one snapshot too many", "context.py", "min(self._num_snapshots or 0, num - 1)", "num", MEMORIES),
+    Mutant(
+        "snapshots used twice",
+        "context.py",
+        "= left, 0\n",
+        "= left, self._num_droppable\n",
+        MEMORIES,
+        "context::test_snapshots_serve_once",
+    ),
+    Mutant(
+        "checkpoint of other tokens",
+        "context.py",
+        "if left < self._num_saved:",
+        "if False:",
+        MEMORIES,
+        "context::test_a_checkpoint_goes_with_its_text",
+    ),
+    Mutant(
+        "checkpoint behind what is wanted",
+        "context.py",
+        "return self._num_saved if self._num_saved <= num_kept else 0",
+        "return self._num_saved",
+        MEMORIES,
+    ),
+    Mutant(
+        "state after a failed call believed",
+        "context.py",
+        "self._unsure, self._held = True, None\n            result",
+        "self._unsure = True\n            result",
+        MEMORIES,
+    ),
+    Mutant("no checkpoint before a draft", "context.py", "self._needs_checkpoint(draft) or num", "num", MEMORIES),
+    Mutant("no checkpoint before drafting", "context.py", "self._save_next and not len(draft)", "False", MEMORIES),
+    Mutant("ever more is read again", "context.py", "len(pending) > _MOST_REREAD", "False", MEMORIES),
+    Mutant("window not looked after", "llama.py", "and self._reaches_back(num_kept)", "", ("memories",)),
+    Mutant("attention not cut with the state", "llama.py", " and self._remove(self._num_saved)", "", ("memories",)),
+    Mutant("failed restore believed", "llama.py", "num_read == size and ", "", ("memories",)),
+    Mutant(
+        "several sequences in a recurrent model",
+        "llama.py",
+        "options = replace(options, max_leaves=1)",
+        "pass",
+        ("memories",),
+    ),
+    Mutant(
+        "window of a tree's cache too small",
+        "llama.py",
+        "model.is_recurrent or options.max_leaves > 1",
+        "model.is_recurrent",
+        ("memories",),
     ),
     # the settings
     Mutant(
@@ -574,7 +640,7 @@ def make_copy(copy: Path, mutant: Mutant | None, tests: Sequence[str]) -> None:
     # With the compiled files, of which the mutant's is out of date.
     shutil.copytree(ROOT / "specdec_cli", copy / "specdec_cli")
     (copy / "tests").mkdir()
-    for name in {"conftest", "lossless", *(f"test_{test.partition('::')[0]}" for test in tests)}:
+    for name in {"conftest", "lossless", "models", *(f"test_{test.partition('::')[0]}" for test in tests)}:
         shutil.copy(ROOT / "tests" / f"{name}.py", copy / "tests")
     shutil.copy(ROOT / "pyproject.toml", copy)
     if mutant is not None:

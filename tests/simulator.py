@@ -11,6 +11,7 @@ import numpy as np
 from specdec_cli.types import LengthPolicy, Round
 
 Seconds = Callable[[int], float]
+MOST_REREAD = 7
 
 
 class Text(Protocol):
@@ -63,6 +64,8 @@ class World:
         noise: of the times: they are multiplied by exp(noise * normal).
         outliers: share of passes that take five times as long.
         drift: times grow by this share over a thousand tokens.
+        rereads: whether the target's cache cannot drop rejected tokens: accepted ones before them are decoded again
+            with the next draft, or in a pass of their own when they have become many.
     """
 
     text: Text
@@ -71,16 +74,18 @@ class World:
     noise: float = 0.0
     outliers: float = 0.0
     drift: float = 0.0
+    rereads: bool = False
     seed: int = 0
     records: list[Round] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     drafter: str = "model"
+    _lost: int = 0
 
     def run(self, policy: LengthPolicy, num_tokens: int) -> float:
         """Rate in tokens per second of an answer of so many tokens."""
         rng = np.random.default_rng(self.seed)
         place, seconds, behind = 0, 0.0, 1
-        self.records, self.places = [], []
+        self.records, self.places, self._lost = [], [], 0
 
         def took(expected: float) -> float:
             slow = 5.0 if rng.random() < self.outliers else 1.0
@@ -113,10 +118,16 @@ class World:
             confidences.append(proposal[0])
             proposals.append(proposal)
         num_accepted = next((i for i, p in enumerate(proposals) if not p[2]), len(proposals))
-        verify_s = took(self.pass_s(1 + len(confidences)))
+        lost, verify_s = self._lost, 0.0
+        if confidences and lost > MOST_REREAD:
+            verify_s, self._lost = took(self.pass_s(lost)), 0
+        verify_s += took(self.pass_s(1 + len(confidences) + self._lost))
+        rejected = self.rereads and num_accepted < len(confidences)
+        self._lost = self._lost + num_accepted + 1 if rejected else 0
         record = Round(
             len(self.records), len(confidences), num_accepted, num_accepted + 1, draft_s, verify_s, draft_s + verify_s,
-            propose_s=draft_s, drafters=(self.drafter,) * len(confidences), confidences=tuple(confidences),
+            propose_s=draft_s, num_reread=lost,
+            drafters=(self.drafter,) * len(confidences), confidences=tuple(confidences),
             outcomes=tuple(float(p[2]) for p in proposals[: num_accepted + 1]), decision=turn.decision,
             target_confidence=0.0 if confidences or not policy.watches else self.text.proposal(place, 0)[1],
         )  # fmt: skip

@@ -18,6 +18,17 @@ from specdec_cli.types import EMPTY_DRAFT, Draft, Logits
 
 NUM_VOCAB = 3
 NUM_CTX = 24
+kinds = st.one_of(
+    st.just({"can_forget": True}),
+    st.builds(
+        dict,
+        can_forget=st.just(False),
+        num_snapshots=st.sampled_from([0, 0, 1, 3]),
+        can_save=st.sampled_from([1, 1, 0]),
+    ),
+)
+"""What caches can do: attention's can drop any tail, others go back by snapshots or a checkpoint, or cannot at all."""
+
 tokens_lists = st.lists(st.integers(0, NUM_VOCAB - 1), min_size=1, max_size=NUM_CTX)
 
 
@@ -54,9 +65,10 @@ def check_rows(context: FakeContext, prefix: list[int], draft: Draft, rows: Logi
 class CacheMachine(RuleBasedStateMachine):
     """Rounds, abandoned rounds, failures and other prompts in any order."""
 
-    @initialize(can_forget=st.booleans(), trees=st.booleans(), chunk=st.integers(1, 6), seed=st.integers(0, 99))
-    def start(self, can_forget: bool, trees: bool, chunk: int, seed: int) -> None:
-        self.context = fake(seed, trees=trees, chunk=chunk, can_forget=can_forget)
+    @initialize(kind=kinds, trees=st.booleans(), chunk=st.integers(1, 12), seed=st.integers(0, 99))
+    def start(self, kind: dict[str, Any], trees: bool, chunk: int, seed: int) -> None:
+        trees = trees and kind["can_forget"]
+        self.context = fake(seed, trees=trees, chunk=chunk, **kind)
         self.trees = trees
         self.synced: list[int] = []
         self.committed: list[int] = []
@@ -113,8 +125,10 @@ class CacheMachine(RuleBasedStateMachine):
         path = nodes_to(draft, kept) if 0 <= kept < len(draft) else []
         self.context.keep(path)
         kept_tokens = [draft.tokens[node] for node in path]
-        if self.context._can_forget or len(path) == len(draft):
-            assert list(self.context.tokens) == self.synced + kept_tokens
+        whole = self.synced + kept_tokens
+        if self.context._num_snapshots is None or len(draft) - len(path) <= self.context._num_snapshots:
+            assert list(self.context.tokens) == whole
+        assert self.context.num_missing([*whole, bonus]) == len(whole) + 1 - len(self.context.tokens)
         self.synced = self.synced + kept_tokens
         self.committed = [*self.synced, bonus]
         self.quiet = True
@@ -136,7 +150,8 @@ class CacheMachine(RuleBasedStateMachine):
         """What a failed or abandoned call left behind comes after them and is dropped before the next decode."""
         if hasattr(self, "context"):
             held = list(self.context.tokens)
-            assert self.context._cells[: len(held)] == held
+            if self.context._num_snapshots is None or self.context._held is not None:
+                assert self.context._cells[: len(held)] == held
             if self.quiet or not self.context._unsure:
                 assert self.context._cells == held
 
@@ -150,12 +165,13 @@ def test_sync_decodes_only_what_differs(first: list[int], second: list[int], chu
     context = fake(chunk=chunk, can_forget=can_forget)
     for tokens in (first, second):
         held, before = list(context.tokens), context.num_decoded
+        missing = context.num_missing(tokens)
         context.sync(tokens)
         check_rows(context, tokens, EMPTY_DRAFT, context.score())
         shared = min(common_prefix(held, tokens), len(tokens) - 1)
         if not can_forget and shared < len(held):
             shared = 0
-        assert context.num_decoded - before == len(tokens) - shared
+        assert context.num_decoded - before == len(tokens) - shared == missing
 
 
 def test_chunks_are_never_larger_than_allowed() -> None:
@@ -273,6 +289,106 @@ def test_common_prefix(first: list[int], second: list[int]) -> None:
     length = common_prefix(first, second)
     assert first[:length] == second[:length]
     assert first[length : length + 1] != second[length : length + 1] or length in (len(first), len(second))
+
+
+# ------------------------------------------------------------------ models that cannot drop a tail
+
+
+def recurrent(num_snapshots: int = 0, **kwargs: Any) -> FakeContext:
+    return fake(can_forget=False, can_save=True, num_snapshots=num_snapshots, **kwargs)
+
+
+def test_a_checkpoint_is_gone_back_to() -> None:
+    """Of a long text the last token is decoded with the draft, behind the checkpoint: one extra call at most."""
+    context, tokens, sizes = recurrent(), [0, 1, 2, 0, 1, 2, 2, 1, 0, 0, 1, 2], []
+    for num_kept in (1, 0, 2, 0):
+        context.sync(tokens)
+        draft, before, num_calls = Draft.chain([2, 0, 1]), context.num_decoded, context.num_calls
+        check_rows(context, tokens, draft, context.score(draft))
+        sizes.append((context.num_decoded - before, context.num_calls - num_calls))
+        context.keep(range(num_kept))
+        tokens = [*tokens, *draft.tokens[:num_kept], 1]
+    # 11 + 1 + 3; then two more than 1 + 3, three more, six more.
+    assert sizes == [(15, 2), (6, 1), (7, 1), (10, 1)]
+    assert list(context.tokens) == tokens[:11]
+    context.sync(tokens)
+    check_rows(context, tokens, EMPTY_DRAFT, context.score())
+
+
+def test_what_is_to_be_read_again_does_not_grow_for_ever() -> None:
+    context, tokens, sizes = recurrent(num_ctx=99), [0, 1, 2, 0, 1, 2, 2, 1, 0, 0, 1, 2], []
+    for _ in range(20):
+        context.sync(tokens)
+        before = context.num_decoded
+        context.score(Draft.chain([2]))
+        sizes.append(context.num_decoded - before)
+        context.keep([])
+        tokens = [*tokens, 1]
+    assert sizes[1:] == [*range(3, 10), 10, *range(3, 10), 10, *range(3, 6)]
+
+
+def test_snapshots_are_of_the_last_call_only() -> None:
+    """What they held before is of other tokens, though it is there."""
+    context, tokens = recurrent(num_snapshots=3), [0, 1, 2, 0, 1, 2]
+    for num in (5, 6):
+        context.sync(tokens[:num])
+        context.score()
+    for num in (4, 3):
+        context.sync([*tokens[:num], 1])
+        check_rows(context, [*tokens[:num], 1], EMPTY_DRAFT, context.score())
+
+
+def test_snapshots_serve_once() -> None:
+    """After going back they are counted from another state."""
+    context = recurrent(num_snapshots=3)
+    context.sync([0, 1])
+    context.score(Draft.chain([2, 0, 1]))
+    context.keep([0, 1])
+    assert list(context.tokens) == [0, 1, 2, 0]
+    context.sync([0, 1, 2, 1])
+    check_rows(context, [0, 1, 2, 1], EMPTY_DRAFT, context.score())
+
+
+@pytest.mark.parametrize("num_snapshots", [0, 3])
+def test_a_checkpoint_goes_with_its_text(num_snapshots: int) -> None:
+    context, tokens = recurrent(num_snapshots), [0, 1, 2, 0, 1, 2, 2, 1, 0]
+    for text in (tokens, [*tokens, 1]):
+        context.sync(text)
+        context.score()
+    other = [1] * 12
+    context.sync(other)
+    context.score(Draft.chain([2]))
+    context.keep([0])
+    context.fail_next = KeyboardInterrupt()
+    context.sync([*other, 2, 0])
+    with pytest.raises(KeyboardInterrupt):
+        context.score()
+    context.sync([*other, 2, 0])
+    check_rows(context, [*other, 2, 0], EMPTY_DRAFT, context.score())
+
+
+@pytest.mark.parametrize("num_kept", range(6))
+def test_snapshots_take_a_short_rejection_back(num_kept: int) -> None:
+    context = recurrent(num_snapshots=3)
+    context.sync([0, 1])
+    context.score(Draft.chain([2, 0, 1, 1, 0]))
+    context.keep(range(num_kept))
+    assert list(context.tokens) == ([0, 1, 2, 0, 1, 1, 0][: 2 + num_kept] if num_kept >= 2 else [])
+    tokens = [*context.tokens, 2]
+    context.sync(tokens)
+    check_rows(context, tokens, EMPTY_DRAFT, context.score())
+
+
+def test_an_interrupted_call_goes_back_to_a_checkpoint() -> None:
+    context, tokens = recurrent(chunk=4), [0, 1, 2, 1, 0, 2, 2, 1, 1, 0]
+    context.sync(tokens)
+    context.fail_next = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        context.score()
+    assert context.num_missing(tokens) == 2
+    context.sync(tokens)
+    check_rows(context, tokens, EMPTY_DRAFT, context.score())
+    assert context.num_decoded == 10
 
 
 def test_decode_seconds_are_counted_also_when_it_fails() -> None:

@@ -310,3 +310,44 @@ def test_priors_grow_with_confidence(prior: Callable[[np.ndarray], np.ndarray]) 
     assert (np.diff(values) >= 0).all()
     assert (values > 0).all()
     assert (values <= 1).all()
+
+
+# ------------------------------------------------------------------ caches that cannot drop what was rejected
+
+
+@pytest.mark.parametrize(("level", "shape"), [(0.3, "cpu"), (0.8, "cpu"), (0.8, "gpu")])
+def test_reading_again_after_rejections_is_part_of_the_price(level: float, shape: str) -> None:
+    """The price is not known before, and drafting still does not lose where it does not pay."""
+    where = world([level] * 600, shape, (0.24, 0.08), noise=0.05, rereads=True)
+    rates = [where.run(Fixed(k), 600) for k in (0, 1, 2, 3, 5, 8)]
+    rule = rule_for(where)
+    assert where.run(rule, 600) > 0.93 * max(rates)
+    assert where.run(rule_for(where), 600) > 0.97 * rates[0]
+    assert rule.costs.rejected_s > 0
+    # What a pass takes is not mixed up with what it had to read again.
+    assert rule.costs.target(1) == pytest.approx(where.pass_s(1), rel=0.1)
+
+
+def test_a_high_price_of_a_rejection_ends_drafting() -> None:
+    where = world([0.8] * 100, "gpu", (0.24, 0.08))
+    rule = rule_for(where)
+    assert rule.of("model", 1, 60).gain() > 0.2
+    assert rule.of("ngram", 1, 60).best_length([0.9, 0.9]) == 2
+    rule = rule_for(where)
+    rule.costs.rejected_s = 10.0
+    assert rule.of("model", 1, 60).gain() <= 0
+    assert rule.of("ngram", 1, 60).best_length([0.9, 0.9]) == 0
+    assert not rule.of("model", 1, 60).draft_more([])
+
+
+def test_only_a_round_after_a_rejection_teaches_its_price() -> None:
+    where = world([0.8] * 100, "cpu", (0.24, 0.08))
+    rule = rule_for(where)
+    for index, (num_drafted, num_accepted, num_reread) in enumerate([(0, 0, 500), (3, 3, 0), (2, 1, 0)]):
+        rule.learn(Round(index, num_drafted, num_accepted, num_accepted + 1, 0.0, 0.1, 0.1, num_reread=num_reread))
+    assert rule.costs.rejected_s == 0
+    before = rule.costs.target(1)
+    expected = rule.costs.target(4) - rule.costs.target(1)
+    rule.learn(Round(3, 0, 0, 1, 0.0, 0.1, rule.costs.target(4), num_reread=3))
+    assert rule.costs.rejected_s == pytest.approx(expected / 16, rel=0.05)
+    assert rule.costs.target(1) == pytest.approx(before, rel=0.02)

@@ -263,9 +263,13 @@ def test_no_policy_biases_the_answer(policy: Callable[[], LengthPolicy]) -> None
     assert_exact(Bench(policy=policy, max_tokens=3, num_vocab=2, seed=5), other_model)
 
 
-@pytest.mark.parametrize("can_forget", [True, False])
-def test_the_kind_of_cache_does_not_matter(can_forget: bool) -> None:
-    kwargs = {"can_forget": can_forget, "chunk": 2}
+@pytest.mark.parametrize(
+    "kind",
+    [{"can_forget": True}, {"can_forget": False}, {"can_forget": False, "num_snapshots": 1, "can_save": True}],
+    ids=["drops a tail", "forgets all", "snapshots and checkpoints"],
+)
+def test_the_kind_of_cache_does_not_matter(kind: dict[str, Any]) -> None:
+    kwargs = {**kind, "chunk": 2}
 
     def drafter(bench: Bench, rng: Any) -> ModelDrafter:
         return ModelDrafter(FakeContext.random(77, num_vocab=3, **kwargs), bench.sampler(), rng)

@@ -10,12 +10,19 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-import llama_cpp
 import numpy as np
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
-from models import sentencepiece_vocabulary, tiny
+from models import (
+    ExactContext,
+    assert_logits,
+    fresh_logits,
+    open_context,
+    random_tokens,
+    sentencepiece_vocabulary,
+    tiny,
+)
 
 from specdec_cli import interrupt
 from specdec_cli.draft_length import Fixed
@@ -58,35 +65,6 @@ def model(folder):
     """In full precision, so that one decode call and many agree to the fifth digit."""
     with Model(tiny(folder, "f32", quant="f32")) as loaded:
         yield loaded
-
-
-class ExactContext(LlamaContext):
-    """Without flash attention, which works in half precision and rounds single tokens and batches differently."""
-
-    @staticmethod
-    def _params(options, capacity):
-        params = LlamaContext._params(options, capacity)
-        params.flash_attn_type = llama_cpp.LLAMA_FLASH_ATTN_TYPE_DISABLED
-        return params
-
-
-def open_context(model: Model, num_ctx: int = 256, max_leaves: int = 1) -> LlamaContext:
-    return ExactContext(model, ContextOptions(num_ctx, threads=1, kv_type="f32", max_leaves=max_leaves))
-
-
-def fresh_logits(model: Model, tokens: Sequence[int], num_ctx: int = 256) -> np.ndarray:
-    """What a context that has seen nothing else computes."""
-    with open_context(model, num_ctx) as context:
-        context.sync(tokens)
-        return context.score()[0].copy()
-
-
-def assert_logits(row: np.ndarray, model: Model, tokens: Sequence[int], num_ctx: int = 256) -> None:
-    np.testing.assert_allclose(row, fresh_logits(model, tokens, num_ctx), atol=1e-3)
-
-
-def random_tokens(num: int, seed: int = 0) -> list[int]:
-    return [int(token) for token in np.random.default_rng(seed).integers(0, 270, num)]
 
 
 def tree(tokens: Sequence[int], parents: Sequence[int]) -> Draft:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -68,12 +70,13 @@ def test_only_sessions_that_need_costs_measure(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_costs_come_back_as_they_were(tmp_path: Path) -> None:
-    costs = CostModel(Timing({1: 0.03, 4: 0.09}), {"model": Timing({1: 0.01})})
+    costs = CostModel(Timing({1: 0.03, 4: 0.09}), {"model": Timing({1: 0.01})}, rejected_s=0.02)
     measuring.remember("key", costs)
     again = measuring.recall("key")
     assert again is not None
     assert again.target.as_dict() == pytest.approx(costs.target.as_dict())
     assert again.step_s("model", 5) == pytest.approx(costs.step_s("model", 5))
+    assert again.rejected_s == costs.rejected_s
     assert measuring.recall("other") is None
 
 
@@ -108,6 +111,7 @@ def test_what_has_no_name_is_not_remembered(monkeypatch: pytest.MonkeyPatch, tmp
     [
         "", "{", "[]", '{"key": 3}', '{"key": {"target": {}, "drafts": {}}}',
         '{"key": {"target": {"1": -1}, "drafts": {}}}',
+        '{"key": {"target": {"1": 1}, "drafts": {}, "rejected_s": "x"}}',
         '{"key": {"target": {"1": "x"}, "drafts": {}}}', '{"key": {"target": {"1": 1e99}, "drafts": {}}}',
     ],
 )  # fmt: skip
@@ -178,4 +182,26 @@ def test_what_was_guessed_in_a_small_context_is_not_remembered(tmp_path: Path) -
 def test_a_model_that_cannot_drop_a_tail_is_not_drafted_for(tmp_path: Path) -> None:
     target = FakeContext.random(1, num_ctx=256, can_forget=False)
     costs = measuring.measure(target, {"model": FakeContext.random(2, num_ctx=256)})
-    assert costs.target(2) > 1000 * costs.target(1)
+    assert costs.rejected_s > 1000 * costs.target(1)
+
+
+def test_a_rejection_costs_nothing_where_its_tokens_can_be_dropped() -> None:
+    for kind in ({"can_forget": True}, {"can_forget": False, "num_snapshots": 4}):
+        assert measuring.measure(FakeContext.random(1, **kind), {}).rejected_s == 0
+
+
+def test_a_rejection_costs_what_reading_again_takes() -> None:
+    """Three tokens more in the next pass, which are not for nothing."""
+    target = SlowContext.random(1, can_forget=False, can_save=True)
+    costs = measuring.measure(target, {})
+    assert 1.5 * SlowContext.TOKEN_S < costs.rejected_s < 30 * SlowContext.TOKEN_S
+
+
+class SlowContext(FakeContext):
+    """Each token of a pass takes its time."""
+
+    TOKEN_S = 0.002
+
+    def _decode(self, tokens: Any, draft: Any, *, rows: bool) -> Any:
+        time.sleep(self.TOKEN_S * (len(tokens) + len(draft)))
+        return super()._decode(tokens, draft, rows=rows)

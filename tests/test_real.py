@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jsonschema
+import numpy as np
 import pytest
 from schemas import SCHEMAS
 
@@ -158,6 +159,32 @@ def test_another_format_agrees_as_well_and_keeps_nothing(files: tuple[Path, Path
     assert published.agreement > 0.4
     assert abs(converted.agreement - published.agreement) < 0.15
     assert find_tuned(*files) == had
+
+
+def test_a_text_longer_than_a_sliding_window() -> None:
+    """Gemma 3 looks back 512 tokens in most layers: drafts are dropped as ever, what left the window is read again."""
+    path = fetch(load_registry().models["gemma-3-270m"], offline=False, progress=SilentProgress())
+    with Session.open(path, None, SessionOptions(Drafting("ngram", 4), num_ctx=1280)) as session:
+        sentences = [f"Ship {number} of the fleet left the harbor for island {number % 7}." for number in range(80)]
+        tokens = session.target.tokenize(" ".join(sentences), add_special=True, parse_special=False)[:1100]
+        assert len(tokens) == 1100
+        drafted = session.generate(tokens, sampling=GREEDY, max_tokens=NUM_TOKENS)
+        assert session._contexts is not None
+        context = session._contexts[0]
+        before = context.num_decoded
+        plain = session.generate(tokens, sampling=GREEDY, max_tokens=NUM_TOKENS, drafting=PLAIN_DECODING)
+        assert context.num_decoded - before == NUM_TOKENS
+        assert drafted.stats.num_accepted > 0
+        tie = session.near_tie(tokens, drafted.tokens, plain.tokens)
+        assert tie is None or tie.is_explained
+
+        before, rows = context.num_decoded, []
+        for num in (200, 200):
+            context.sync(tokens[:num])
+            rows.append(context.score()[0].copy())
+            context.clear()
+        assert context.num_decoded - before == 400
+        np.testing.assert_allclose(rows[0], rows[1], atol=1e-3)
 
 
 def test_a_draft_of_another_family(files: tuple[Path, Path]) -> None:

@@ -521,10 +521,3 @@ def test_any_change_of_the_text_is_followed(changes: list[tuple[int, list[int]]]
 def test_the_draft_model_begins_a_text_in_its_own_way() -> None:
     draft = Toy(["a", "b", " ", "c"], ("<stop>", "<begin>"), bos=True)
     assert Translator(WORDS, draft).translation().ids([0]) == [draft.bos, 0]
-
-
-def test_what_a_cache_lacks() -> None:
-    translation = Translator(WORDS, LETTERS).translation()
-    ids = translation.ids([0, 4, 4])
-    assert translation.num_missing([0, 4, 4], ids[:2]) == len(ids) - 2
-    assert translation.num_missing([0, 4, 4], ids) == 1

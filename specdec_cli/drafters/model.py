@@ -7,7 +7,6 @@ from collections.abc import Collection, Sequence
 
 import numpy as np
 
-from specdec_cli.context import common_prefix
 from specdec_cli.distribution import Distribution
 from specdec_cli.sampling import Sampler, top_probability
 from specdec_cli.types import Context, Draft, LengthPolicy, Logits
@@ -70,7 +69,7 @@ class ModelDrafter:
 
     def num_behind(self, tokens: Sequence[int]) -> int:
         """Tokens that the draft model decodes for its first proposal."""
-        return max(1, len(tokens) - common_prefix(self._context.tokens, tokens))
+        return self._context.num_missing(tokens)
 
     def _next(self, prefix: Sequence[int], drafted: Sequence[int]) -> tuple[Logits, Distribution]:
         row = self._row(prefix)

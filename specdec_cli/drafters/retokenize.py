@@ -115,7 +115,7 @@ class Retokenized:
 
     def num_behind(self, tokens: Sequence[int]) -> int:
         """Tokens that the draft model decodes for its first proposal, counted as the target's."""
-        missing = self._translation.num_missing(tokens, self._context.tokens)
+        missing = self._context.num_missing(self._translation.ids(tokens))
         return max(1, round(missing / self._ratio))
 
     def propose(self, tokens: Sequence[int], policy: LengthPolicy, limit: int) -> Draft:
@@ -305,7 +305,7 @@ class Intersected(ModelDrafter):
 
     def num_behind(self, tokens: Sequence[int]) -> int:
         """Tokens that the draft model decodes for its first proposal."""
-        return self._translation.num_missing(tokens, self._context.tokens)
+        return self._context.num_missing(self._translation.ids(tokens))
 
     def _row(self, tokens: Sequence[int]) -> Logits:
         # Never more than the cache takes, however it is read: a bad draft is better than an end.
