@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdec_cli.acceptance import Acceptance
+from specdec_cli.acceptance import Acceptance, sibling_prior
 from specdec_cli.cost import CostModel, Timing
 from specdec_cli.distribution import Floats
-from specdec_cli.types import Decision, LengthPolicy, Reason, Round
+from specdec_cli.types import Candidate, Decision, LengthPolicy, Reason, Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +42,9 @@ class Fixed(LengthPolicy):
     def learn(self, record: Round) -> None:
         """Nothing to learn: the length is fixed."""
 
+
+SIBLING = "sibling"
+"""Name of the acceptance of a draft model's further choices."""
 
 _HORIZON = 16
 """Draft tokens that the look-ahead tells apart; longer drafts continue as the last of them."""
@@ -82,7 +85,8 @@ class CostRule(LengthPolicy):
 
     Args:
         costs: d and t(n), by which everything is decided.
-        acceptances: by drafter, what its confidence is worth; kept up to date with every round.
+        acceptances: by drafter, what its confidence is worth, and as "sibling" that of a draft model's further choices;
+            kept up to date with every round.
         max_draft_tokens: the longest draft.
         observed: what the rounds really take is learned here. None is `costs` itself. Anything else makes the lengths a
             function of the tokens alone: a seed then repeats its answer, though no two runs take the same times.
@@ -97,7 +101,7 @@ class CostRule(LengthPolicy):
     ) -> None:
         self._costs = costs
         self._observed = observed or costs
-        self._acceptances = acceptances
+        self._acceptances = {SIBLING: Acceptance(sibling_prior), **acceptances}
         self._max_draft_tokens = max_draft_tokens
         # As if plain decoding had gone on for long: a lucky first round must not raise the price of time.
         self._num_tokens, self._seconds = 1.0, costs.target(1)
@@ -108,7 +112,7 @@ class CostRule(LengthPolicy):
         self._num_rounds = 0
         self._longest = dict.fromkeys(acceptances, 0)
         self._lag = 1
-        for acceptance in acceptances.values():
+        for acceptance in self._acceptances.values():
             acceptance.begin()
         self._turn: _Turn | None = None
         self._balances = dict.fromkeys(acceptances, _FIRST_BALANCE)
@@ -129,7 +133,7 @@ class CostRule(LengthPolicy):
         num_behind = num_behind if self._observed is self._costs else self._lag
         first = _FIRST_LENGTH if drafter in self._costs.drafts else _FIRST_READY
         longest = min(limit, self._max_draft_tokens, first + 2 * self._longest[drafter])
-        self._turn = _Turn(self, drafter, num_behind, longest, acceptance, num_left=limit)
+        self._turn = _Turn(self, drafter, num_behind, longest, acceptance, self._max_draft_tokens, limit)
         return self._turn
 
     def draft_more(self, confidences: Sequence[float]) -> bool:
@@ -152,9 +156,11 @@ class CostRule(LengthPolicy):
 
     def learn(self, record: Round) -> None:
         """Take times and outcomes of a finished round into account."""
-        for drafter, confidence, outcome in zip(record.drafters, record.confidences, record.outcomes, strict=False):
-            if drafter in self._acceptances:
-                self._acceptances[drafter].learn(confidence, outcome)
+        ranks = record.ranks
+        for node, outcome in zip(record.tried_nodes, record.outcomes, strict=True):
+            name = SIBLING if ranks[node] else record.drafters[node] if record.drafters else ""
+            if name in self._acceptances:
+                self._acceptances[name].learn(record.confidences[node], outcome)
         self._num_rounds += 1
         for drafter in record.drafters[:1]:
             self._longest[drafter] = max(self._longest.get(drafter, 0), record.num_accepted)
@@ -224,6 +230,11 @@ class CostRule(LengthPolicy):
         return lookahead
 
     @property
+    def siblings(self) -> Acceptance:
+        """What a draft model's second, third, ... choice is worth."""
+        return self._acceptances[SIBLING]
+
+    @property
     def costs(self) -> CostModel:
         """d and t(n) by which is decided."""
         return self._costs
@@ -242,7 +253,8 @@ class _Turn(LengthPolicy):
     drafter: str
     num_behind: int
     limit: int
-    acceptance: Acceptance
+    learned: Acceptance
+    max_nodes: int
     num_left: int
     reach: float = 1.0
     num_kept: int = 0
@@ -252,13 +264,11 @@ class _Turn(LengthPolicy):
     reason: Reason = "off"
 
     def draft_more(self, confidences: Sequence[float]) -> bool:
-        """Whether the expected gain of going on is positive; in the beginning also to see whether it has become so."""
-        if len(confidences) >= self.limit:
+        """Whether to begin: the expected gain is positive; in the beginning also to see whether it has become so."""
+        del confidences
+        if self.limit <= 0:
             self.reason = "end"
             return False
-        self.reason = "cost" if confidences else "off"
-        if confidences:
-            return self.rule.lookahead(self.drafter).more(len(confidences), self.reach) > 0
         if self.gain() > 0:
             return True
         step_s = self.rule.costs.step_s(self.drafter, self.num_behind)
@@ -276,16 +286,60 @@ class _Turn(LengthPolicy):
         return gain > _WORTH_READING and gain * min(self.num_left, _MOST_LEFT) / 2 > missed
 
     def keep_last(self, confidences: Sequence[float]) -> bool:
-        """Whether scoring it, and going on from there if that pays, is worth the target's time."""
-        self.acceptance.see(confidences[-1])
-        reach = self.reach * self.acceptance.estimate(confidences[-1])
-        lookahead, num = self.rule.lookahead(self.drafter), len(confidences)
-        worth = reach - lookahead.pass_cost(num) + max(0.0, lookahead.more(num, reach))
-        self.reason = "cost"
-        if worth < 0:
-            return False
-        self.reach, self.num_kept = reach, num
-        return True
+        """Only what all tokens before are worth tells."""
+        raise NotImplementedError("ask `branch(confidences, candidates)`")
+
+    def acceptance(self, confidence: float, rank: int) -> float:
+        """By what was learned of the drafter's tokens, or of its further choices."""
+        if rank:
+            return self.rule.siblings.estimate(confidence)
+        self.learned.see(confidence)
+        return self.learned.estimate(confidence)
+
+    def branch(self, confidences: Sequence[float], candidates: Sequence[Candidate]) -> tuple[int, bool]:
+        """Go on behind those whose share of one more draft step pays; when none does, add those worth their place."""
+        num = len(confidences)
+        lookahead = self.rule.lookahead(self.drafter)
+        num_taken = self._step(num, candidates, lookahead)
+        goes_on = num_taken > 0
+        if not goes_on:
+            is_last = candidates[0].depth >= self.limit or num + 1 >= self.max_nodes
+            num_taken = self._rest(num, candidates, lookahead)
+            self.reason = "end" if is_last and num_taken else "cost"
+        if num_taken:
+            self.reach = math.fsum(candidate.reach for candidate in candidates[:num_taken])
+            self.num_kept = num + num_taken
+        return num_taken, goes_on
+
+    def _step(self, num: int, candidates: Sequence[Candidate], lookahead: _Lookahead) -> int:
+        """How many of the candidates to decode in one more draft step, which they pay for together."""
+        step_s = self.rule.costs.step_s
+        best, best_gain, more, worth = 0, 0.0, 0.0, 0.0
+        for index, candidate in enumerate(candidates[: max(0, self.max_nodes - num - 1)], 1):
+            if candidate.depth >= self.limit:
+                break
+            # What is gained behind this one, were the step its own.
+            gain = max(lookahead.more(num + index, candidate.reach), -lookahead.step_cost)
+            if index > 1 and gain <= -lookahead.step_cost:
+                break
+            more += gain
+            worth += min(0.0, candidate.reach - lookahead.pass_cost(num + index))
+            saved = 0.0
+            if index > 1:
+                ratio = step_s(self.drafter, index) / step_s(self.drafter)
+                saved = lookahead.step_cost * (index - ratio)
+            if more + saved > 0 and worth + more + saved >= best_gain:
+                best, best_gain = index, worth + more + saved
+        return best
+
+    def _rest(self, num: int, candidates: Sequence[Candidate], lookahead: _Lookahead) -> int:
+        """How many of the candidates are worth scoring when nothing comes behind them."""
+        best, best_gain, gain = 0, 0.0, 0.0
+        for index, candidate in enumerate(candidates[: max(0, self.max_nodes - num)], 1):
+            gain += candidate.reach - lookahead.pass_cost(num + index)
+            if gain >= best_gain:
+                best, best_gain = index, gain
+        return best
 
     def best_length(self, confidences: Sequence[float]) -> int:
         """The prefix with the largest expected gain; the tokens are there already."""
@@ -327,14 +381,14 @@ class _Turn(LengthPolicy):
         target, num = self.rule.costs.target, self.num_kept
         reason: Reason = "probe" if self.is_probe else self.reason
         return Decision(
-            reason, self.reach, self.acceptance.mean, self.rule.rate, self.rule.costs.step_s(self.drafter),
+            reason, self.reach, self.learned.mean, self.rule.rate, self.rule.costs.step_s(self.drafter),
             target(num + 1), target(num + 2),
         )  # fmt: skip
 
     def _ready(self, confidences: Sequence[float]) -> tuple[Floats, Floats]:
         """Gain and reach of each prefix of a ready chain, shape (1 + len(confidences),); the first is nothing."""
         shown = confidences[: self.limit]
-        reaches = np.cumprod([1.0, *(self.acceptance.estimate(c) for c in shown)])
+        reaches = np.cumprod([1.0, *(self.learned.estimate(c) for c in shown)])
         table = self.rule.costs.target.table
         tokens = np.cumsum(reaches) - 1.0
         return tokens - self.rule.rate * (table[: len(shown) + 1] - table[0]), reaches
@@ -347,10 +401,12 @@ class _Lookahead:
     Attributes:
         gains: gain of one more step and the best that follows, by length and reach, shape (_HORIZON, _NUM_REACHES).
         pass_costs: the target's additional time for token 1, 2, ..., in tokens, shape (_HORIZON,).
+        step_cost: a draft step's time in tokens.
     """
 
     gains: Floats
     pass_costs: Floats
+    step_cost: float
 
     @classmethod
     def build(cls, acceptance: Acceptance, step_s: float, target: Timing, rate: float) -> _Lookahead:
@@ -368,7 +424,7 @@ class _Lookahead:
             after = value[low] + np.clip(part, 0, 1) * (value[low + 1] - value[low])
             gains[num] = np.maximum(0.0, reached - pass_costs[num] + after) @ shares - rate * step_s
             value[:_NUM_REACHES] = np.maximum(0.0, gains[num])
-        return cls(gains, pass_costs)
+        return cls(gains, pass_costs, rate * step_s)
 
     def more(self, num: int, reach: float) -> float:
         """Gain of drafting token num + 1 after `num` tokens that are all accepted with probability `reach`."""

@@ -16,12 +16,12 @@ from pathlib import Path
 import numpy as np
 
 from specdec_cli import conversation, interrupt, measuring, selfcheck
-from specdec_cli.acceptance import Acceptance, match_prior, model_prior
+from specdec_cli.acceptance import Acceptance, match_prior, model_prior, sibling_prior
 from specdec_cli.choice import choose_models, fetch_files
 from specdec_cli.constraint import Grammar, GrammarConstraint, Vocabulary
 from specdec_cli.conversation import Message
 from specdec_cli.cost import CostModel
-from specdec_cli.draft_length import CostRule, Fixed
+from specdec_cli.draft_length import SIBLING, CostRule, Fixed
 from specdec_cli.drafters import AutoDrafter, ModelDrafter, NgramDrafter, NoDrafter
 from specdec_cli.engine import speculate
 from specdec_cli.errors import ContextFullError, SpecdecError, UsageError
@@ -481,12 +481,14 @@ class Session:
         stop_tokens = self.target.stop_tokens
         ngram = NgramDrafter(stop_tokens, self.ngrams, self.target.num_vocab)
         if context is None or not drafting.uses_model:
-            return NoDrafter() if drafting.drafter == "model" else ngram
+            return NoDrafter() if drafting.drafter in {"model", "tree"} else ngram
         # Vocabularies of a pair can differ in padding: draft what both have.
         num_shared = min(self.target.num_vocab, context.num_vocab)
         sampler = Sampler(params, num_shared, constraint, self._breakers_for(params))
-        model = ModelDrafter(context, sampler, rng, stop_tokens)
-        return model if drafting.drafter == "model" else AutoDrafter(ngram, model)
+        # Mirostat's budget follows one path, and would be another at each turn to a branch.
+        leaves = 1 if params.mirostat else min(drafting.num_branches, self.num_branches)
+        model = ModelDrafter(context, sampler, rng, stop_tokens, leaves)
+        return AutoDrafter(ngram, model) if drafting.drafter == "auto" else model
 
     def _policy(self, drafting: Drafting, params: SamplingParams) -> LengthPolicy:
         if drafting.is_off:
@@ -503,6 +505,12 @@ class Session:
         if setting not in self._acceptances:
             self._acceptances[setting] = _acceptances()
         return CostRule(self.costs, self._acceptances[setting], MAX_DRAFT_TOKENS)
+
+    @property
+    def num_branches(self) -> int:
+        """Leaves of the widest tree that both contexts take; 1 where only chains are drafted."""
+        contexts = [context for context in self._contexts or () if context is not None]
+        return min((context.max_leaves for context in contexts), default=1)
 
     @property
     def ngrams(self) -> NgramStore | None:
@@ -598,7 +606,8 @@ class Session:
         return target, draft
 
     def _open(self, model: LanguageModel, num_ctx: int, tuned: Tuned | None = None) -> Context:
-        options = ContextOptions(num_ctx, self.options.threads, self.options.kv_type)
+        leaves = 1 if self.draft_model is None else self.options.drafting.num_branches
+        options = ContextOptions(num_ctx, self.options.threads, self.options.kv_type, leaves)
         if tuned is not None:
             # What the user chose comes first; llama.cpp takes quantized caches with flash attention only.
             options = dataclasses.replace(options, threads=options.threads or tuned.threads)
@@ -639,7 +648,7 @@ def _is_loadable(path: Path) -> bool:
 
 def _acceptances() -> dict[str, Acceptance]:
     """What confidences are worth, as far as known before anything was drafted."""
-    return {"model": Acceptance(model_prior), "ngram": Acceptance(match_prior)}
+    return {"model": Acceptance(model_prior), SIBLING: Acceptance(sibling_prior), "ngram": Acceptance(match_prior)}
 
 
 def _load_all(wanted: Sequence[Callable[[], Model]]) -> list[Model]:

@@ -194,6 +194,7 @@ class Job:
             "drafter": self._drafter(),
             "num_draft_tokens": session.options.drafting.num_draft_tokens,
             "draft_confidence": session.options.drafting.min_confidence,
+            "draft_branches": session.num_branches,
             "num_ctx": session.num_ctx,
             "temperature": self.params.temperature,
             "seed": self.params.seed,
