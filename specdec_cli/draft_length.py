@@ -88,6 +88,7 @@ class CostRule(LengthPolicy):
         acceptances: by drafter, what its confidence is worth, and as "sibling" that of a draft model's further choices;
             kept up to date with every round.
         max_draft_tokens: the longest draft.
+        max_leaves: of the widest tree that the draft model may make; 1 is chains only.
         observed: what the rounds really take is learned here. None is `costs` itself. Anything else makes the lengths a
             function of the tokens alone: a seed then repeats its answer, though no two runs take the same times.
     """
@@ -98,11 +99,13 @@ class CostRule(LengthPolicy):
         acceptances: Mapping[str, Acceptance],
         max_draft_tokens: int = 64,
         observed: CostModel | None = None,
+        max_leaves: int = 1,
     ) -> None:
         self._costs = costs
         self._observed = observed or costs
         self._acceptances = {SIBLING: Acceptance(sibling_prior), **acceptances}
         self._max_draft_tokens = max_draft_tokens
+        self._max_leaves = max_leaves
         # As if plain decoding had gone on for long: a lucky first round must not raise the price of time.
         self._num_tokens, self._seconds = 1.0, costs.target(1)
         self._allowance = _FIRST_ALLOWANCE * costs.target(1)
@@ -225,7 +228,8 @@ class CostRule(LengthPolicy):
         made, lookahead = self._lookaheads.get(drafter, (-_REFRESH_EVERY, None))
         if lookahead is None or self._num_rounds - made >= (_REFRESH_EVERY if self._num_off < 2 else _REFRESH_OFF):
             step_s = self._costs.step_s(drafter)
-            lookahead = _Lookahead.build(self._acceptances[drafter], step_s, self._costs.target, self.rate)
+            further = self.siblings.mean if self._max_leaves > 1 else 0.0
+            lookahead = _Lookahead.build(self._acceptances[drafter], step_s, self._costs.target, self.rate, further)
             self._lookaheads[drafter] = self._num_rounds, lookahead
         return lookahead
 
@@ -291,10 +295,10 @@ class _Turn(LengthPolicy):
 
     def acceptance(self, confidence: float, rank: int) -> float:
         """By what was learned of the drafter's tokens, or of its further choices."""
-        if rank:
-            return self.rule.siblings.estimate(confidence)
-        self.learned.see(confidence)
-        return self.learned.estimate(confidence)
+        learned = self.rule.siblings if rank else self.learned
+        if rank < 2:
+            learned.see(confidence)
+        return learned.estimate(confidence)
 
     def branch(self, confidences: Sequence[float], candidates: Sequence[Candidate]) -> tuple[int, bool]:
         """Go on behind those whose share of one more draft step pays; when none does, add those worth their place."""
@@ -409,15 +413,28 @@ class _Lookahead:
     step_cost: float
 
     @classmethod
-    def build(cls, acceptance: Acceptance, step_s: float, target: Timing, rate: float) -> _Lookahead:
-        """From the end backwards: V(n) = max(0, E[max(0, reach' - cost(n+1) + V(n+1))] - R d)."""
+    def build(
+        cls, acceptance: Acceptance, step_s: float, target: Timing, rate: float, further: float = 0.0
+    ) -> _Lookahead:
+        """From the end backwards: V(n) = max(0, E[max(0, reach' - cost(n+1) + V(n+1))] - R d).
+
+        Args:
+            acceptance: of the tokens to come.
+            step_s: d.
+            target: t(n).
+            rate: R.
+            further: in a tree, acceptance of a second choice where the first is rejected: one more place to go on.
+        """
         pass_costs = rate * np.diff(target.table[: _HORIZON + 1])
-        shares, estimates = acceptance.shares, np.clip(acceptance.estimates, 1e-6, 1.0)
+        estimates = np.clip(acceptance.estimates, 1e-6, 1.0)
+        choices = [estimates, np.clip((1.0 - estimates) * further, 1e-6, 1.0)] if further else [estimates]
+        acceptances = np.concatenate(choices)
+        shares = np.tile(acceptance.shares, len(choices))
         reaches = np.exp(-_STEP * np.arange(_NUM_REACHES))
-        places = np.arange(_NUM_REACHES)[:, None] - np.log(estimates)[None, :] / _STEP
+        places = np.arange(_NUM_REACHES)[:, None] - np.log(acceptances)[None, :] / _STEP
         low = np.minimum(places.astype(np.intp), _NUM_REACHES)
         part = places - low
-        reached = reaches[:, None] * estimates[None, :]
+        reached = reaches[:, None] * acceptances[None, :]
         gains = np.zeros((_HORIZON, _NUM_REACHES))
         value = np.zeros(_NUM_REACHES + 2)
         for num in range(_HORIZON - 1, -1, -1):

@@ -485,9 +485,7 @@ class Session:
         # Vocabularies of a pair can differ in padding: draft what both have.
         num_shared = min(self.target.num_vocab, context.num_vocab)
         sampler = Sampler(params, num_shared, constraint, self._breakers_for(params))
-        # Mirostat's budget follows one path, and would be another at each turn to a branch.
-        leaves = 1 if params.mirostat else min(drafting.num_branches, self.num_branches)
-        model = ModelDrafter(context, sampler, rng, stop_tokens, leaves)
+        model = ModelDrafter(context, sampler, rng, stop_tokens, self._num_leaves(drafting, params))
         return AutoDrafter(ngram, model) if drafting.drafter == "auto" else model
 
     def _policy(self, drafting: Drafting, params: SamplingParams) -> LengthPolicy:
@@ -495,16 +493,21 @@ class Session:
             return Fixed(0)
         if drafting.num_draft_tokens is not None:
             return Fixed(drafting.num_draft_tokens, drafting.min_confidence)
+        leaves = self._num_leaves(drafting, params)
         if not params.is_greedy or params.can_drop_best:
             # Sampled answers depend on where drafts end: by costs that stay the same, and with nothing left of the
             # answers before, a seed repeats its answer.
             observed = self.costs
             assert self._measured is not None
-            return CostRule(self._measured, _acceptances(), MAX_DRAFT_TOKENS, observed)
+            return CostRule(self._measured, _acceptances(), MAX_DRAFT_TOKENS, observed, leaves)
         setting = dataclasses.replace(params, seed=None)
         if setting not in self._acceptances:
             self._acceptances[setting] = _acceptances()
-        return CostRule(self.costs, self._acceptances[setting], MAX_DRAFT_TOKENS)
+        return CostRule(self.costs, self._acceptances[setting], MAX_DRAFT_TOKENS, max_leaves=leaves)
+
+    def _num_leaves(self, drafting: Drafting, params: SamplingParams) -> int:
+        # Mirostat's budget follows one path, and would be another at each turn to a branch.
+        return 1 if params.mirostat else min(drafting.num_branches, self.num_branches)
 
     @property
     def num_branches(self) -> int:
