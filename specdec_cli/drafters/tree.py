@@ -10,6 +10,9 @@ from typing import Protocol
 from specdec_cli.distribution import Distribution
 from specdec_cli.types import EMPTY_DRAFT, MAX_DRAFT_TOKENS, Candidate, Draft, LengthPolicy
 
+_FAINT = 0.002
+"""A further child that is accepted less often is never worth its place."""
+
 
 class Siblings(Protocol):
     """The children that one node may get.
@@ -36,10 +39,6 @@ class _Place:
     siblings: Siblings
     candidate: Candidate
 
-    @property
-    def order(self) -> float:
-        return -self.candidate.reach
-
 
 class GrowingDraft:
     """A draft that is being drawn.
@@ -61,7 +60,9 @@ class GrowingDraft:
         self.depths: list[int] = []
         self._drafter = drafter
         self._num_free = max_leaves - 1
-        self._places: list[_Place] = []
+        # By descending reach, earlier ones first among equals.
+        self._places: list[tuple[float, int, _Place]] = []
+        self._num_opened = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -88,18 +89,18 @@ class GrowingDraft:
             acceptance = policy.acceptance(confidence, rank)
             # No later sibling comes before an earlier one, whatever the estimates say.
             reach = min(reach, left * acceptance)
+            if rank and reach < _FAINT:
+                break
             left *= 1.0 - acceptance
-            bisect.insort(
-                self._places, _Place(parent, rank, siblings, Candidate(confidence, reach, depth)), key=lambda p: p.order
-            )
+            self._num_opened += 1
+            place = _Place(parent, rank, siblings, Candidate(confidence, reach, depth))
+            bisect.insort(self._places, (-reach, self._num_opened, place))
         del self._places[MAX_DRAFT_TOKENS:]
 
     def places(self) -> list[_Place]:
         """Where tokens may be drawn, best first; as many siblings as there are leaves left."""
-        if not self._num_free:
-            return [place for place in self._places if place.rank == 0]
         found, num_free = [], self._num_free
-        for place in self._places:
+        for _, _, place in self._places:
             if place.rank and not num_free:
                 continue
             num_free -= place.rank > 0
@@ -118,7 +119,8 @@ class GrowingDraft:
             self._reaches.append(place.candidate.reach)
             self.depths.append(place.candidate.depth)
             self._num_free -= place.rank > 0
-            self._places.remove(place)
+        drawn = {id(place) for place in places}
+        self._places = [entry for entry in self._places if id(entry[2]) not in drawn]
         return range(first, len(self))
 
 
