@@ -605,10 +605,10 @@ class Recording(ExactContext):
         super().__init__(*args)
         self.decoded: list[tuple[int, ...]] = []
 
-    def _decode(self, tokens, draft, *, rows):
+    def _decode(self, tokens, draft, **kwargs):
         whole = [*self.tokens, *tokens]
         self.decoded += [tuple(whole[:end]) for end in range(len(self.tokens) + 1, len(whole) + 1)]
-        return super()._decode(tokens, draft, rows=rows)
+        return super()._decode(tokens, draft, **kwargs)
 
 
 def generate(target, drafter, params, *, prompt, num_draft_tokens=4, num_vocab=None, max_tokens=300, seed=7):
