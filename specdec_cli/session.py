@@ -629,15 +629,34 @@ class Session:
 
 
 def _batch_noise(target: Context, tokens: Sequence[int], row: Logits) -> float:
-    """Root mean square change of a row when its last tokens are decoded in one batch."""
+    """Root mean square change of a row when its last tokens are decoded in one batch, or behind a tree."""
     size = min(4, len(tokens) - 1)
     if size < 1:
         return 0.0
     target.sync(tokens[:-size])
-    batched = target.score(Draft.chain(tokens[-size:]))[-1]
+    noise = _difference(row, target.score(Draft.chain(tokens[-size:]))[-1])
     target.keep(range(size))
-    both = np.isfinite(row) & np.isfinite(batched)
-    return float(np.sqrt(np.mean((row[both] - batched[both]) ** 2, dtype=np.float64)))
+    if target.max_leaves > 1:
+        # At one place nothing may change by chance.
+        noise = max(noise, *(_order_noise(target, tokens, row, size) for size in (4, 8, 12)))
+    return noise
+
+
+def _order_noise(target: Context, tokens: Sequence[int], row: Logits, size: int) -> float:
+    """What a tree leaves behind stands in another order in the cache, and sums are rounded in that order."""
+    if not 1 < size < len(tokens):
+        return 0.0
+    other = (tokens[-size] + 1) % target.num_vocab
+    target.sync(tokens[:-size])
+    target.score(Draft((other, *tokens[-size:-1]), (-1, -1, *range(1, size - 1)), (None,) * size, (1.0,) * size))
+    target.keep(range(1, size))
+    target.sync(tokens)
+    return _difference(row, target.score()[0])
+
+
+def _difference(row: Logits, other: Logits) -> float:
+    both = np.isfinite(row) & np.isfinite(other)
+    return float(np.sqrt(np.mean((row[both] - other[both]) ** 2, dtype=np.float64)))
 
 
 def _is_loadable(path: Path) -> bool:
