@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdec_cli.acceptance import Acceptance, sibling_prior
+from specdec_cli.acceptance import Acceptance, model_prior, sibling_prior
 from specdec_cli.cost import CostModel, Timing
 from specdec_cli.distribution import Floats
 from specdec_cli.types import Candidate, Decision, LengthPolicy, Reason, Round
@@ -38,6 +38,10 @@ class Fixed(LengthPolicy):
     def keep_last(self, confidences: Sequence[float]) -> bool:
         """Whether the last token is confident enough."""
         return confidences[-1] >= self.min_confidence
+
+    def acceptance(self, confidence: float, rank: int) -> float:
+        """What is usual: it orders the branches of a tree."""
+        return float((sibling_prior if rank else model_prior)(np.asarray(confidence)))
 
     def learn(self, record: Round) -> None:
         """Nothing to learn: the length is fixed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -195,6 +196,10 @@ def test_siblings_are_drawn_without_replacement_from_what_they_carry(params: Sam
             prefix = [*TOKENS, *tokens_to(draft, parents[node])]
             reference = reference_probs(context.logits_after(prefix), params, prefix)
             earlier = [tokens[other] for other in range(node) if parents[other] == parents[node]]
+            if len(reference) == 1:
+                # Nothing to sample: the likeliest ones, in order.
+                assert dict(probs) == {token: 1.0}
+                continue
             left = {key: prob for key, prob in reference.items() if key not in earlier}
             reference = {key: prob / sum(left.values()) for key, prob in left.items()}
             assert distance(dict(probs), reference) < 1e-12
@@ -244,7 +249,7 @@ def test_a_tree_keeps_to_its_limits(seed: int, max_leaves: int, limit: int, num:
 
 @pytest.mark.parametrize("num", [1, 2, 5, 12])
 def test_a_fixed_number_of_tokens_makes_a_best_first_tree(num: int) -> None:
-    """As many tokens in all, those with the largest products of confidences."""
+    """As many tokens in all, those that are accepted with the largest probability."""
     draft = drafter_on(fake(), GREEDY, None, max_leaves=16).propose(TOKENS, Fixed(num), 9)
     assert len(draft) == num
     reaches = reaches_of(draft)
@@ -253,13 +258,14 @@ def test_a_fixed_number_of_tokens_makes_a_best_first_tree(num: int) -> None:
 
 
 def reaches_of(draft: Draft) -> list[float]:
-    """By confidences, with a sibling's counted after the rejection of those before it."""
+    """A sibling is accepted after the rejection of those before it."""
     reaches: list[float] = []
+    left: dict[int, list[float]] = {}
     for node, parent in enumerate(draft.parents):
-        reach = reaches[parent] if parent >= 0 else 1.0
-        for other in range(node):
-            reach *= 1 - draft.confidences[other] if draft.parents[other] == parent else 1.0
-        reaches.append(reach * draft.confidences[node])
+        rejections = left.setdefault(parent, [])
+        acceptance = Fixed(1).acceptance(draft.confidences[node], len(rejections))
+        reaches.append((reaches[parent] if parent >= 0 else 1.0) * math.prod(rejections) * acceptance)
+        rejections.append(1.0 - acceptance)
     return reaches
 
 

@@ -166,6 +166,7 @@ TREES = {
     "branch behind the root": [-1, 0, 0, 1, 2],
     "branches at two depths": [-1, 0, 1, 0, -1, 4],
     "interleaved": [-1, -1, 0, 1, 2, 3, 4],
+    "branches of a branch": [-1, -1, 1, 1, 3, 3],
 }
 
 
