@@ -29,6 +29,11 @@ def match_prior(confidence: Floats) -> Floats:
     return np.asarray(np.clip(1.4 * confidence - 0.33, 0.03, 0.9))
 
 
+def sibling_prior(confidence: Floats) -> Floats:
+    """Acceptance of a draft model's second, third, ... choice, those before it rejected, before anything was seen."""
+    return np.asarray(0.02 + 0.85 * confidence)
+
+
 class Acceptance:
     """Counts of one drafter, by confidence, older ones fading.
 

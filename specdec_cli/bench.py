@@ -20,6 +20,7 @@ from specdec_cli.prompts import Prompt
 from specdec_cli.session import Session
 from specdec_cli.stats import NearTie, Stats
 from specdec_cli.types import (
+    DEFAULT_BRANCHES,
     PLAIN_DECODING,
     DrafterName,
     Drafting,
@@ -53,9 +54,12 @@ class Setting:
     @classmethod
     def of(cls, drafting: Drafting) -> Setting:
         """Named by what is in force: a confidence counts with a number of tokens only."""
-        if drafting.num_draft_tokens is None:
-            return cls(drafting.drafter, drafting)
-        return cls(f"{drafting.drafter} k={drafting.num_draft_tokens} p={drafting.min_confidence:g}", drafting)
+        name: str = drafting.drafter
+        if drafting.num_draft_tokens is not None:
+            name += f" k={drafting.num_draft_tokens} p={drafting.min_confidence:g}"
+        if drafting.drafter in {"auto", "tree"} and drafting.max_branches != DEFAULT_BRANCHES:
+            name += f" b={drafting.max_branches}"
+        return cls(name, drafting)
 
 
 BASELINE = Setting("baseline", PLAIN_DECODING)
@@ -68,7 +72,7 @@ def sweep_settings(has_model: bool) -> list[Setting]:
         has_model: whether there is a draft model; without one only repeated text can be drafted.
     """
     main: DrafterName = "model" if has_model else "ngram"
-    found = [Drafting("auto"), Drafting("model"), Drafting("ngram")] if has_model else [Drafting("ngram")]
+    found = [Drafting(name) for name in ("auto", "model", "tree", "ngram")] if has_model else [Drafting("ngram")]
     found += [Drafting(main, num, _SWEEP_CONFIDENCE) for num in _SWEEP_LENGTHS]
     found += [Drafting(main, 5, confidence) for confidence in (0.0, 0.75)]
     if has_model:

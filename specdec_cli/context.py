@@ -10,6 +10,8 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
+import numpy as np
+
 from specdec_cli.types import EMPTY_DRAFT, Draft, Logits
 
 _MOST_REREAD = 8
@@ -22,9 +24,10 @@ _MOST_UNSAVED = 32
 class CachedContext(ABC):
     """A model with its cache.
 
-    The order of calls is `sync(tokens)`, `score(draft)`, `keep(path)`; `sync` may follow anything, an exception
-    included. Invariant: whenever no call is running, the cache holds `tokens`, a prefix of what was synced last plus
-    the kept path; what a failed or abandoned call left behind is dropped before the next decode.
+    The order of calls is `sync(tokens)`, `score(draft)`, perhaps `grow(draft)` a few times, `keep(path)`; `sync` may
+    follow anything, an exception included. Invariant: whenever no call is running, the cache holds `tokens`, a prefix
+    of what was synced last plus the kept path; what a failed or abandoned call left behind is dropped before the next
+    decode.
 
     A recurrent model has one state, not a cell for each token: its tail cannot be dropped. It sets `_num_snapshots`,
     and then a rejected draft is taken back by snapshots of the last call, if they reach that far, else by a checkpoint
@@ -35,16 +38,17 @@ class CachedContext(ABC):
         num_ctx: tokens the cache can hold.
         num_vocab: length of a logits row.
         chunk: the most tokens decoded by one call; interruptions are noticed in between.
+        max_leaves: leaves of the widest draft that it takes.
     """
 
-    _max_leaves = 1
     _num_snapshots: int | None = None
     """Tokens at the end of a call that can be dropped; None where any tail can."""
 
-    def __init__(self, num_ctx: int, num_vocab: int, chunk: int) -> None:
+    def __init__(self, num_ctx: int, num_vocab: int, chunk: int, max_leaves: int = 1) -> None:
         self._num_ctx = num_ctx
         self._num_vocab = num_vocab
         self._chunk = chunk
+        self._max_leaves = max_leaves
         self._cached: list[int] = []
         self._pending: list[int] = []
         self._draft = EMPTY_DRAFT
@@ -70,7 +74,7 @@ class CachedContext(ABC):
 
     @property
     def max_leaves(self) -> int:
-        """Leaves of the widest draft that `score` takes; 1 is chains only."""
+        """Leaves of the widest draft that it takes; 1 is chains only."""
         return self._max_leaves
 
     @property
@@ -88,13 +92,17 @@ class CachedContext(ABC):
     def sync(self, tokens: Sequence[int]) -> None:
         """Make cache and pending part hold exactly `tokens`, decoding only what differs.
 
-        The last chunk stays pending: it is decoded together with the next draft.
+        Of a draft that was not kept the branch stays that `tokens` followed. The last chunk stays pending: it is
+        decoded together with the next draft.
 
         Args:
             tokens: at least one and at most `num_ctx` token ids.
         """
         if not 0 < len(tokens) <= self._num_ctx:
             raise ValueError(f"{len(tokens)} tokens do not fit a context of {self._num_ctx}")
+        # The last token is decoded anew.
+        if path := self._followed(tokens[:-1]):
+            self.keep(path)
         self._truncate(self._num_shared(tokens))
         pending = list(tokens[len(self._cached) :])
         while len(pending) > self._chunk:
@@ -128,15 +136,46 @@ class CachedContext(ABC):
         self._unsure = len(draft) > 0
         return rows
 
+    def grow(self, draft: Draft) -> Logits:
+        """Decode the nodes that were added to the draft since the last `score` or `grow`, all in one call.
+
+        Args:
+            draft: begins with the nodes that were decoded before.
+
+        Returns:
+            Logits after each new node, shape (num_new, num_vocab); valid until the next call on this context.
+
+        Raises:
+            ValueError: it is another draft, does not fit, or nothing was scored since the last `sync`.
+        """
+        old, num_old = self._draft, len(self._draft)
+        if self._pending or (self._unsure and not num_old):
+            raise ValueError("grow() needs a score() before it")
+        if (draft.tokens[:num_old], draft.parents[:num_old]) != (old.tokens, old.parents):
+            raise ValueError("grow() takes a draft that goes on from the one before")
+        if len(self._cached) + len(draft) > self._num_ctx:
+            raise ValueError("the draft does not fit into the context")
+        if len(draft) == num_old:
+            return np.empty((0, self._num_vocab), np.float32)
+        # As in score(): after a failed call only sync() knows what to drop.
+        self._draft = EMPTY_DRAFT
+        rows = self._forward([], draft, rows=True, num_old=num_old)
+        assert rows is not None
+        self._draft = draft
+        return rows
+
     def keep(self, path: Sequence[int]) -> None:
         """Keep the draft nodes on `path` (root to leaf) in the cache, drop the others."""
         if not len(self._draft):
             return
+        # Taken out first, as in score(): when this is interrupted nobody knows what is left of it.
+        draft, self._draft = self._draft, EMPTY_DRAFT
         num_before = len(self._cached)
-        self._cached += [self._draft.tokens[node] for node in path]
-        if len(path) < len(self._draft):
-            del self._cached[self._rewind(len(self._cached), lambda: self._keep_path(self._draft, path, num_before)) :]
-        self._draft = EMPTY_DRAFT
+        left = num_before + len(path)
+        if len(path) < len(draft):
+            left = self._rewind(left, lambda: self._keep_path(draft, path, num_before))
+        self._cached += [draft.tokens[node] for node in path]
+        del self._cached[left:]
         self._unsure = False
 
     def clear(self) -> None:
@@ -148,7 +187,20 @@ class CachedContext(ABC):
 
     def _num_shared(self, tokens: Sequence[int]) -> int:
         # The last token is always decoded anew: its logits are what score() starts from.
-        return min(common_prefix(self._cached, tokens), len(tokens) - 1)
+        return min(common_prefix(self._cached, tokens) + len(self._followed(tokens)), len(tokens) - 1)
+
+    def _followed(self, tokens: Sequence[int]) -> list[int]:
+        """The path of the draft, as far as it was not kept yet, that `tokens` took."""
+        size, path, node = len(self._cached), list[int](), -1
+        if not len(self._draft) or list(tokens[:size]) != self._cached:
+            return path
+        children = self._draft.children()
+        for token in tokens[size:]:
+            node = next((child for child in children.get(node, ()) if self._draft.tokens[child] == token), -1)
+            if node < 0:
+                break
+            path.append(node)
+        return path
 
     def _truncate(self, num_kept: int) -> None:
         """Drop everything after the first `num_kept` tokens; more where the model cannot drop just that."""
@@ -212,15 +264,16 @@ class CachedContext(ABC):
         self._cached += tokens
         self._unsure = False
 
-    def _forward(self, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Logits | None:
+    def _forward(self, tokens: Sequence[int], draft: Draft, *, rows: bool, num_old: int = 0) -> Logits | None:
         with self._timed():
-            self._save_if_due(draft)
+            if not num_old:
+                self._save_if_due(draft)
             # Until the call returned, nobody knows how much of it the cache holds.
             self._unsure, self._held = True, None
-            result = self._decode(tokens, draft, rows=rows)
-        num = len(tokens) + len(draft)
+            result = self._decode(tokens, draft, rows=rows, num_old=num_old)
+        num = len(tokens) + len(draft) - num_old
         self.num_decoded += num
-        self._held = len(self._cached) + num
+        self._held = len(self._cached) + num_old + num
         self._num_droppable = min(self._num_snapshots or 0, num - 1)
         self._save_next |= num > 1 and not len(draft)
         return result
@@ -240,11 +293,12 @@ class CachedContext(ABC):
         return self._drop_tail(num_before + len(path))
 
     @abstractmethod
-    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Logits | None:
-        """Decode `tokens` behind the cached ones, then the draft nodes.
+    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool, num_old: int = 0) -> Logits | None:
+        """Decode `tokens` behind the cached ones, then the draft nodes; the first `num_old` of them are in the cache.
 
         Returns:
-            With `rows`, logits after the last token and after each node, shape (1 + len(draft), num_vocab).
+            With `rows`, logits after the last token (where there is one) and after each decoded node, shape
+            (bool(tokens) + len(draft) - num_old, num_vocab).
         """
 
     @abstractmethod

@@ -88,6 +88,18 @@ class Distribution:
         # Nothing is left only when draft covers self; then a rejection has probability 0 and rounding caused this one.
         return Distribution(self.ids, excess / total) if total > 0.0 else self
 
+    def without(self, token: int) -> Distribution | None:
+        """What is left when a token was drawn and must not come again, normalized; None when that is nothing."""
+        if self.ids is None:
+            ids, probs = None, self.probs.copy()
+            probs[token] = 0.0
+        else:
+            others = self.ids != token
+            ids, probs = self.ids[others], self.probs[others]
+        # Summed anew: 1 - prob(token) would be rounding noise where the token had nearly all of it.
+        total = probs.sum(dtype=np.float64)
+        return Distribution(ids, probs / total) if total > 0.0 else None
+
     def overlap(self, draft: Distribution) -> float:
         """Sum of min(self, draft), which is 1 - total variation: the probability that a draft token is accepted."""
         return float(np.minimum(self.probs, self._matching(draft)).sum(dtype=np.float64))

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from specdec_cli.acceptance import Acceptance
+from specdec_cli.acceptance import Acceptance, model_prior, sibling_prior
 from specdec_cli.cost import CostModel, Timing
 from specdec_cli.distribution import Floats
-from specdec_cli.types import Decision, LengthPolicy, Reason, Round
+from specdec_cli.types import Candidate, Decision, LengthPolicy, Reason, Round
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,9 +40,16 @@ class Fixed(LengthPolicy):
         """Whether the last token is confident enough."""
         return confidences[-1] >= self.min_confidence
 
+    def acceptance(self, confidence: float, rank: int) -> float:
+        """What is usual: it orders the branches of a tree."""
+        return float((sibling_prior if rank else model_prior)(np.asarray(confidence)))
+
     def learn(self, record: Round) -> None:
         """Nothing to learn: the length is fixed."""
 
+
+SIBLING = "sibling"
+"""Name of the acceptance of a draft model's further choices."""
 
 _HORIZON = 16
 """Draft tokens that the look-ahead tells apart; longer drafts continue as the last of them."""
@@ -83,8 +90,10 @@ class CostRule(LengthPolicy):
 
     Args:
         costs: d and t(n), by which everything is decided.
-        acceptances: by drafter, what its confidence is worth; kept up to date with every round.
+        acceptances: by drafter, what its confidence is worth, and as "sibling" that of a draft model's further choices;
+            kept up to date with every round.
         max_draft_tokens: the longest draft.
+        max_leaves: of the widest tree that the draft model may make; 1 is chains only.
         observed: what the rounds really take is learned here. None is `costs` itself. Anything else makes the lengths a
             function of the tokens alone: a seed then repeats its answer, though no two runs take the same times.
     """
@@ -95,11 +104,13 @@ class CostRule(LengthPolicy):
         acceptances: Mapping[str, Acceptance],
         max_draft_tokens: int = 64,
         observed: CostModel | None = None,
+        max_leaves: int = 1,
     ) -> None:
         self._costs = costs
         self._observed = observed or costs
-        self._acceptances = acceptances
+        self._acceptances = {SIBLING: Acceptance(sibling_prior), **acceptances}
         self._max_draft_tokens = max_draft_tokens
+        self._max_leaves = max_leaves
         # As if plain decoding had gone on for long: a lucky first round must not raise the price of time.
         self._num_tokens, self._seconds = 1.0, costs.target(1)
         self._allowance = _FIRST_ALLOWANCE * costs.target(1)
@@ -110,7 +121,7 @@ class CostRule(LengthPolicy):
         self._longest = dict.fromkeys(acceptances, 0)
         self._lag = 1
         self._was_rejected = False
-        for acceptance in acceptances.values():
+        for acceptance in self._acceptances.values():
             acceptance.begin()
         self._turn: _Turn | None = None
         self._balances = dict.fromkeys(acceptances, _FIRST_BALANCE)
@@ -131,7 +142,7 @@ class CostRule(LengthPolicy):
         num_behind = num_behind if self._observed is self._costs else self._lag
         first = _FIRST_LENGTH if drafter in self._costs.drafts else _FIRST_READY
         longest = min(limit, self._max_draft_tokens, first + 2 * self._longest[drafter])
-        self._turn = _Turn(self, drafter, num_behind, longest, acceptance, num_left=limit)
+        self._turn = _Turn(self, drafter, num_behind, longest, acceptance, self._max_draft_tokens, limit)
         return self._turn
 
     def draft_more(self, confidences: Sequence[float]) -> bool:
@@ -154,9 +165,11 @@ class CostRule(LengthPolicy):
 
     def learn(self, record: Round) -> None:
         """Take times and outcomes of a finished round into account."""
-        for drafter, confidence, outcome in zip(record.drafters, record.confidences, record.outcomes, strict=False):
-            if drafter in self._acceptances:
-                self._acceptances[drafter].learn(confidence, outcome)
+        ranks = record.ranks
+        for node, outcome in zip(record.tried_nodes, record.outcomes, strict=True):
+            name = SIBLING if ranks[node] else record.drafters[node] if record.drafters else ""
+            if name in self._acceptances:
+                self._acceptances[name].learn(record.confidences[node], outcome)
         self._num_rounds += 1
         if self._was_rejected:
             self._observed.learn_rejection(1 + record.num_drafted, record.num_reread)
@@ -229,9 +242,15 @@ class CostRule(LengthPolicy):
         made, lookahead = self._lookaheads.get(drafter, (-_REFRESH_EVERY, None))
         if lookahead is None or self._num_rounds - made >= (_REFRESH_EVERY if self._num_off < 2 else _REFRESH_OFF):
             step_s = self._costs.step_s(drafter)
-            lookahead = _Lookahead.build(self._acceptances[drafter], step_s, self._costs, self.rate)
+            further = self.siblings.mean if self._max_leaves > 1 else 0.0
+            lookahead = _Lookahead.build(self._acceptances[drafter], step_s, self._costs, self.rate, further)
             self._lookaheads[drafter] = self._num_rounds, lookahead
         return lookahead
+
+    @property
+    def siblings(self) -> Acceptance:
+        """What a draft model's second, third, ... choice is worth."""
+        return self._acceptances[SIBLING]
 
     @property
     def costs(self) -> CostModel:
@@ -252,7 +271,8 @@ class _Turn(LengthPolicy):
     drafter: str
     num_behind: int
     limit: int
-    acceptance: Acceptance
+    learned: Acceptance
+    max_nodes: int
     num_left: int
     reach: float = 1.0
     num_kept: int = 0
@@ -262,13 +282,11 @@ class _Turn(LengthPolicy):
     reason: Reason = "off"
 
     def draft_more(self, confidences: Sequence[float]) -> bool:
-        """Whether the expected gain of going on is positive; in the beginning also to see whether it has become so."""
-        if len(confidences) >= self.limit:
+        """Whether to begin: the expected gain is positive; in the beginning also to see whether it has become so."""
+        del confidences
+        if self.limit <= 0:
             self.reason = "end"
             return False
-        self.reason = "cost" if confidences else "off"
-        if confidences:
-            return self.rule.lookahead(self.drafter).more(len(confidences), self.reach) > 0
         if self.gain() > 0:
             return True
         step_s = self.rule.costs.step_s(self.drafter, self.num_behind)
@@ -287,17 +305,62 @@ class _Turn(LengthPolicy):
         return gain > _WORTH_READING and gain * min(self.num_left, _MOST_LEFT) / 2 > missed
 
     def keep_last(self, confidences: Sequence[float]) -> bool:
-        """Whether scoring it, and going on from there if that pays, is worth the target's time."""
-        self.acceptance.see(confidences[-1])
-        reach = self.reach * self.acceptance.estimate(confidences[-1])
-        lookahead, num = self.rule.lookahead(self.drafter), len(confidences)
-        risked = lookahead.price * (self.reach - reach)
-        worth = reach - lookahead.pass_cost(num) - risked + max(0.0, lookahead.more(num, reach))
-        self.reason = "cost"
-        if worth < 0:
-            return False
-        self.reach, self.num_kept = reach, num
-        return True
+        """Only what all tokens before are worth tells."""
+        raise NotImplementedError("ask `branch(confidences, candidates)`")
+
+    def acceptance(self, confidence: float, rank: int) -> float:
+        """By what was learned of the drafter's tokens, or of its further choices."""
+        learned = self.rule.siblings if rank else self.learned
+        if rank < 2:
+            learned.see(confidence)
+        return learned.estimate(confidence)
+
+    def branch(self, confidences: Sequence[float], candidates: Sequence[Candidate]) -> tuple[int, bool]:
+        """Go on behind those whose share of one more draft step pays; when none does, add those worth their place."""
+        num = len(confidences)
+        lookahead = self.rule.lookahead(self.drafter)
+        # Only of chains: what takes trees can drop a rejected branch.
+        risked = lookahead.price * max(0.0, self.reach - candidates[0].reach)
+        num_taken = self._step(num, candidates, lookahead, risked)
+        goes_on = num_taken > 0
+        if not goes_on:
+            is_last = candidates[0].depth >= self.limit or num + 1 >= self.max_nodes
+            num_taken = self._rest(num, candidates, lookahead, risked)
+            self.reason = "end" if is_last and num_taken else "cost"
+        if num_taken:
+            self.reach = math.fsum(candidate.reach for candidate in candidates[:num_taken])
+            self.num_kept = num + num_taken
+        return num_taken, goes_on
+
+    def _step(self, num: int, candidates: Sequence[Candidate], lookahead: _Lookahead, risked: float) -> int:
+        """How many of the candidates to decode in one more draft step, which they pay for together."""
+        step_s = self.rule.costs.step_s
+        best, best_gain, more, worth = 0, 0.0, 0.0, 0.0
+        for index, candidate in enumerate(candidates[: max(0, self.max_nodes - num - 1)], 1):
+            if candidate.depth >= self.limit:
+                break
+            # What is gained behind this one, were the step its own.
+            gain = max(lookahead.more(num + index, candidate.reach), -lookahead.step_cost)
+            if index > 1 and gain <= -lookahead.step_cost:
+                break
+            more += gain
+            worth += min(0.0, candidate.reach - lookahead.pass_cost(num + index) - (risked if index == 1 else 0.0))
+            saved = 0.0
+            if index > 1:
+                ratio = step_s(self.drafter, index) / step_s(self.drafter)
+                saved = lookahead.step_cost * (index - ratio)
+            if more + saved > 0 and worth + more + saved >= best_gain:
+                best, best_gain = index, worth + more + saved
+        return best
+
+    def _rest(self, num: int, candidates: Sequence[Candidate], lookahead: _Lookahead, risked: float) -> int:
+        """How many of the candidates are worth scoring when nothing comes behind them."""
+        best, best_gain, gain = 0, 0.0, -risked
+        for index, candidate in enumerate(candidates[: max(0, self.max_nodes - num)], 1):
+            gain += candidate.reach - lookahead.pass_cost(num + index)
+            if gain >= best_gain:
+                best, best_gain = index, gain
+        return best
 
     def best_length(self, confidences: Sequence[float]) -> int:
         """The prefix with the largest expected gain; the tokens are there already."""
@@ -339,14 +402,14 @@ class _Turn(LengthPolicy):
         target, num = self.rule.costs.target, self.num_kept
         reason: Reason = "probe" if self.is_probe else self.reason
         return Decision(
-            reason, self.reach, self.acceptance.mean, self.rule.rate, self.rule.costs.step_s(self.drafter),
+            reason, self.reach, self.learned.mean, self.rule.rate, self.rule.costs.step_s(self.drafter),
             target(num + 1), target(num + 2),
         )  # fmt: skip
 
     def _ready(self, confidences: Sequence[float]) -> tuple[Floats, Floats]:
         """Gain and reach of each prefix of a ready chain, shape (1 + len(confidences),); the first is nothing."""
         shown = confidences[: self.limit]
-        reaches = np.cumprod([1.0, *(self.acceptance.estimate(c) for c in shown)])
+        reaches = np.cumprod([1.0, *(self.learned.estimate(c) for c in shown)])
         costs = self.rule.costs
         spent = costs.target.table[: len(shown) + 1] - costs.target.table[0] + costs.rejected_s * (1.0 - reaches)
         return np.cumsum(reaches) - 1.0 - self.rule.rate * spent, reaches
@@ -359,23 +422,38 @@ class _Lookahead:
     Attributes:
         gains: gain of one more step and the best that follows, by length and reach, shape (_HORIZON, _NUM_REACHES).
         pass_costs: the target's additional time for token 1, 2, ..., in tokens, shape (_HORIZON,).
+        step_cost: a draft step's time in tokens.
         price: of a rejection, in tokens.
     """
 
     gains: Floats
     pass_costs: Floats
+    step_cost: float
     price: float
 
     @classmethod
-    def build(cls, acceptance: Acceptance, step_s: float, costs: CostModel, rate: float) -> _Lookahead:
-        """From the end backwards: V(n) = max(0, E[max(0, A' - cost(n+1) - (A - A') price + V(n+1))] - R d)."""
+    def build(
+        cls, acceptance: Acceptance, step_s: float, costs: CostModel, rate: float, further: float = 0.0
+    ) -> _Lookahead:
+        """From the end backwards: V(n) = max(0, E[max(0, A' - cost(n+1) - (A - A') price + V(n+1))] - R d).
+
+        Args:
+            acceptance: of the tokens to come.
+            step_s: d.
+            costs: t(n), and what a rejection costs.
+            rate: R.
+            further: in a tree, acceptance of a second choice where the first is rejected: one more place to go on.
+        """
         pass_costs, price = rate * np.diff(costs.target.table[: _HORIZON + 1]), rate * costs.rejected_s
-        shares, estimates = acceptance.shares, np.clip(acceptance.estimates, 1e-6, 1.0)
+        estimates = np.clip(acceptance.estimates, 1e-6, 1.0)
+        choices = [estimates, np.clip((1.0 - estimates) * further, 1e-6, 1.0)] if further else [estimates]
+        acceptances = np.concatenate(choices)
+        shares = np.tile(acceptance.shares, len(choices))
         reaches = np.exp(-_STEP * np.arange(_NUM_REACHES))
-        places = np.arange(_NUM_REACHES)[:, None] - np.log(estimates)[None, :] / _STEP
+        places = np.arange(_NUM_REACHES)[:, None] - np.log(acceptances)[None, :] / _STEP
         low = np.minimum(places.astype(np.intp), _NUM_REACHES)
         part = places - low
-        reached = reaches[:, None] * estimates[None, :]
+        reached = reaches[:, None] * acceptances[None, :]
         gains = np.zeros((_HORIZON, _NUM_REACHES))
         value = np.zeros(_NUM_REACHES + 2)
         for num in range(_HORIZON - 1, -1, -1):
@@ -383,7 +461,7 @@ class _Lookahead:
             worth = reached - pass_costs[num] - price * (reaches[:, None] - reached) + after
             gains[num] = np.maximum(0.0, worth) @ shares - rate * step_s
             value[:_NUM_REACHES] = np.maximum(0.0, gains[num])
-        return cls(gains, pass_costs, price)
+        return cls(gains, pass_costs, rate * step_s, price)
 
     def more(self, num: int, reach: float) -> float:
         """Gain of drafting token num + 1 after `num` tokens that are all accepted with probability `reach`."""

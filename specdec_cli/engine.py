@@ -114,16 +114,21 @@ class _Loop:
         num_decoded = self.target.num_decoded
         limit = min(self.end, self.target.num_ctx) - len(self.tokens)
         draft = self.drafter.propose(self.tokens, self.policy, limit)
+        # A tree has more tokens than its depth. What is left out was drawn last, whatever it turned out to be.
+        draft = draft.first(self.target.num_ctx - len(self.tokens))
         proposed = time.perf_counter()
         self.target.sync(self.tokens)
         rows = self.target.score(draft)
 
+        children, siblings = draft.children(), list[int]()
+        tried, outcomes = list[int](), list[float]()
+
         def target_at(node: int, accepted: list[int]) -> Distribution:
+            siblings[:] = children.get(node, ())
             return self.sampler.distribution(rows[node + 1], self.tokens, accepted)
 
-        outcomes: list[float] = []
-
         def on_trial(target: Distribution, proposal: Distribution, accepted: bool) -> None:
+            tried.append(siblings.pop(0))
             outcomes.append(min(1.0, target.overlap(proposal)))
             if self.on_trial is not None:
                 self.on_trial(target, proposal, accepted)
@@ -131,6 +136,7 @@ class _Loop:
         verdict = verify(draft, target_at, self.rng, self.stop_tokens, on_trial)
         self.target.keep(verdict.path)
         new = self._commit([draft.tokens[node] for node in verdict.path], verdict)
+        is_tree = not draft.is_chain
         record = Round(
             index=self.num_rounds,
             num_drafted=len(draft),
@@ -146,6 +152,9 @@ class _Loop:
             outcomes=tuple(outcomes),
             target_confidence=0.0 if len(draft) or not self.policy.watches else top_probability(rows[0]),
             decision=self.policy.decision,
+            parents=draft.parents if is_tree else (),
+            tried=tuple(tried) if is_tree else (),
+            path=verdict.path if is_tree else (),
         )
         self.num_rounds += 1
         yield from new

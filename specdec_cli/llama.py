@@ -523,9 +523,9 @@ class LlamaContext(CachedContext):
     def __init__(self, model: Model, options: ContextOptions) -> None:
         self._handle = None
         capacity = CHUNK + MAX_DRAFT_TOKENS
-        super().__init__(options.num_ctx, model.num_vocab, CHUNK)
-        if model.is_recurrent:
-            options = replace(options, max_leaves=1)
+        # A state that cannot drop its tail cannot drop a branch either.
+        options = replace(options, max_leaves=1 if model.is_recurrent else options.max_leaves)
+        super().__init__(options.num_ctx, model.num_vocab, CHUNK, options.max_leaves)
         params = self._params(options, capacity)
         params.n_rs_seq = model.num_snapshots
         # Cells of several sequences are never evicted from a small cache, and a hybrid's tell nobody which are left.
@@ -536,10 +536,10 @@ class LlamaContext(CachedContext):
                 f"no context of {options.num_ctx} tokens for `{model.path.name}`: {last_error()}",
                 "use a smaller `--ctx`, or `--kv-type q8_0`",
             )
-        self._max_leaves = options.max_leaves
         self._num_snapshots = int(llama_cpp.llama_n_rs_seq(self._handle)) if model.is_recurrent else None
         self._window = 0 if model.is_recurrent else model.window
         self._state = (ctypes.c_uint8 * 0)()
+        self._branches = _Branches()
         self._batch = _Batch(capacity, options.max_leaves)
 
     @staticmethod
@@ -583,13 +583,17 @@ class LlamaContext(CachedContext):
     def _memory(self) -> Any:
         return llama_cpp.llama_get_memory(self._open_handle)
 
-    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Logits | None:
+    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool, num_old: int = 0) -> Logits | None:
         handle = self._open_handle
-        num_before, num_rows = len(self._cached), 1 + len(draft)
+        num_before, num_rows = len(self._cached), bool(tokens) + len(draft) - num_old
         self._check_size(draft)
-        self._batch.fill(tokens, num_before, draft, num_rows if rows else 0)
-        if not draft.is_chain:
-            self._open_sequences(draft, num_before)
+        depths, (copies, members) = draft.depths, self._branches.place(draft, num_old)
+        for source, copy, node in copies:
+            end = num_before + (depths[node] if node >= 0 else 0)
+            llama_cpp.llama_memory_seq_rm(self._memory, copy, -1, -1)
+            llama_cpp.llama_memory_seq_cp(self._memory, source, copy, 0, end)
+        self._batch.fill([*tokens, *draft.tokens[num_old:]], num_before, num_rows if rows else 0)
+        self._batch.spread(len(tokens), num_before + len(tokens), depths[num_old:], members, self._branches.num)
         code = llama_cpp.llama_decode(handle, self._batch.struct)
         if code == 2:
             raise KeyboardInterrupt
@@ -604,30 +608,21 @@ class LlamaContext(CachedContext):
         """Before anything is written: the C arrays have no bounds."""
         if len(draft) > MAX_DRAFT_TOKENS:
             raise ValueError(f"a draft of {len(draft)} tokens; the most is {MAX_DRAFT_TOKENS}")
-        if not draft.is_chain and len(_leaves(draft)) > self._max_leaves:
-            raise ValueError(f"a draft with {len(_leaves(draft))} leaves; this context takes {self._max_leaves}")
+        if draft.num_leaves > self._max_leaves:
+            raise ValueError(f"a draft with {draft.num_leaves} leaves; this context takes {self._max_leaves}")
 
-    def _open_sequences(self, draft: Draft, num_before: int) -> None:
-        """One sequence a leaf; each shares the committed cells with sequence 0."""
-        for leaf in range(1, len(_leaves(draft))):
-            llama_cpp.llama_memory_seq_rm(self._memory, leaf, -1, -1)
-            llama_cpp.llama_memory_seq_cp(self._memory, 0, leaf, 0, num_before)
-
-    def _keep_path(self, draft: Draft, path: Sequence[int], num_before: int) -> bool:
+    def _keep_path(self, draft: Draft, path: Sequence[int], num_before: int) -> bool:  # noqa: ARG002
         end = num_before + len(path)
-        if draft.is_chain:
-            return self._drop_tail(end)
-        if path:
-            # Any leaf below the last kept node has the whole path in its sequence.
-            winner = next(i for i, members in enumerate(_leaves(draft)) if path[-1] in members)
-            if winner:
-                llama_cpp.llama_memory_seq_rm(self._memory, 0, num_before, -1)
-                llama_cpp.llama_memory_seq_cp(self._memory, winner, 0, num_before, end)
+        winner = self._branches.of(path[-1]) if path else 0
+        if winner:
+            llama_cpp.llama_memory_seq_rm(self._memory, 0, num_before, -1)
+            llama_cpp.llama_memory_seq_cp(self._memory, winner, 0, num_before, end)
         return self._drop_tail(end)
 
     def _drop_tail(self, num_kept: int) -> bool:
-        for leaf in range(1, self._max_leaves):
-            llama_cpp.llama_memory_seq_rm(self._memory, leaf, -1, -1)
+        for sequence in range(1, self._branches.num):
+            llama_cpp.llama_memory_seq_rm(self._memory, sequence, -1, -1)
+        self._branches.reset()
         return self._remove(num_kept) and self._reaches_back(num_kept)
 
     def _remove(self, num_kept: int) -> bool:
@@ -655,6 +650,58 @@ class LlamaContext(CachedContext):
 
     def _clear(self) -> None:
         llama_cpp.llama_memory_clear(self._memory, False)
+        self._branches.reset()
+
+
+class _Branches:
+    """Which sequence of the cache holds which branch of a draft; the committed text is in sequence 0, and so in all."""
+
+    def __init__(self) -> None:
+        self.reset()
+
+    def reset(self) -> None:
+        """Only sequence 0, without a draft."""
+        self._tips = [-1]
+        self._of_node: list[int] = []
+
+    @property
+    def num(self) -> int:
+        """Sequences in use."""
+        return len(self._tips)
+
+    def of(self, node: int) -> int:
+        """A sequence with a node, and all before it in its branch."""
+        return self._of_node[node] if node >= 0 else 0
+
+    def place(self, draft: Draft, num_old: int) -> tuple[list[tuple[int, int, int]], list[list[int]]]:
+        """Find a sequence for each node behind the first `num_old`.
+
+        The first child of a tip goes on in its sequence; every other child needs its own, which begins as a copy.
+
+        Returns:
+            Copies to make before, as (source, new sequence, last node in the cache to copy, -1 for none), and for each
+            new node all sequences that it belongs to.
+        """
+        if not num_old:
+            self.reset()
+        copies: list[tuple[int, int, int]] = []
+        members: list[list[int]] = []
+        for node in range(num_old, len(draft)):
+            parent = draft.parents[node]
+            sequence = self.of(parent)
+            if self._tips[sequence] == parent:
+                self._tips[sequence] = node
+            else:
+                sequence = len(self._tips)
+                self._tips.append(node)
+                # What is in the cache is copied; nodes of the same batch are put into both sequences.
+                while parent >= num_old:
+                    members[parent - num_old].append(sequence)
+                    parent = draft.parents[parent]
+                copies.append((self.of(parent), sequence, parent))
+            self._of_node.append(sequence)
+            members.append([sequence])
+        return copies, members
 
 
 class _Batch:
@@ -671,32 +718,40 @@ class _Batch:
         for index in range(capacity):
             self.struct.seq_id[index][0] = 0
 
-    def fill(self, tokens: Sequence[int], num_before: int, draft: Draft, num_rows: int) -> None:
-        """`tokens` behind `num_before` cached ones, then the draft; logits for the last `num_rows` entries."""
-        num_tokens, num_all = len(tokens), len(tokens) + len(draft)
-        first_row = num_all - num_rows
-        self._token[:num_tokens] = tokens
-        self._token[num_tokens:num_all] = draft.tokens
-        self._pos[:num_all] = np.arange(num_before, num_before + num_all)
-        self._logits[:first_row] = 0
-        self._logits[first_row:num_all] = 1
-        self.struct.n_tokens = num_all
+    def fill(self, tokens: Sequence[int], first_pos: int, num_rows: int) -> None:
+        """Tokens, the first at `first_pos`, as a chain in sequence 0; logits for the last `num_rows`."""
+        size = len(tokens)
+        self._token[:size] = tokens
+        self._pos[:size] = np.arange(first_pos, first_pos + size)
+        self._logits[: size - num_rows] = 0
+        self._logits[size - num_rows : size] = 1
+        self.struct.n_tokens = size
         # A tree leaves its sequences behind in the slots it used.
         for index in range(self._num_tree_slots):
             self._set_sequences(index, (0,))
         self._num_tree_slots = 0
-        if not draft.is_chain:
-            self._fill_tree(num_tokens, num_before + num_tokens, draft)
-            self._num_tree_slots = num_all
 
-    def _fill_tree(self, offset: int, first_pos: int, draft: Draft) -> None:
-        """Each node belongs to the sequences of all leaves below it; what stands before it to all sequences."""
-        leaves = _leaves(draft)
+    def spread(
+        self, offset: int, first_pos: int, depths: Sequence[int], members: Sequence[Sequence[int]], num_all: int
+    ) -> None:
+        """Make a tree of what stands at `offset` and behind.
+
+        Args:
+            offset: tokens of the text before it, which belong to all sequences.
+            first_pos: position behind the text.
+            depths: of each node, from 1.
+            members: sequences of each node.
+            num_all: sequences in use.
+        """
+        size = offset + len(depths)
+        self._pos[offset:size] = first_pos - 1 + np.array(depths, np.int32)
+        if num_all == 1:
+            return
+        self._num_tree_slots = size
         for index in range(offset):
-            self._set_sequences(index, range(len(leaves)))
-        for node in range(len(draft)):
-            self._pos[offset + node] = first_pos + _depth(draft, node)
-            self._set_sequences(offset + node, [leaf for leaf, path in enumerate(leaves) if node in path])
+            self._set_sequences(index, range(num_all))
+        for index, sequences in enumerate(members, offset):
+            self._set_sequences(index, sequences)
 
     def _set_sequences(self, index: int, sequences: Sequence[int]) -> None:
         self._num_seq[index] = len(sequences)
@@ -706,19 +761,3 @@ class _Batch:
     def close(self) -> None:
         """Free the arrays."""
         llama_cpp.llama_batch_free(self.struct)
-
-
-def _leaves(draft: Draft) -> list[set[int]]:
-    """For each leaf the nodes on the way to it, itself included."""
-    inner = set(draft.parents)
-    return [set(_ancestry(draft, node)) for node in range(len(draft)) if node not in inner]
-
-
-def _ancestry(draft: Draft, node: int) -> Iterator[int]:
-    while node >= 0:
-        yield node
-        node = draft.parents[node]
-
-
-def _depth(draft: Draft, node: int) -> int:
-    return sum(1 for _ in _ancestry(draft, node)) - 1

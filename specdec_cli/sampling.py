@@ -333,6 +333,13 @@ class Mirostat:
         return max(1, int(np.exp(min(log_size, np.log(num_possible)))))
 
 
+def largest(values: Floats, num: int) -> Ids:
+    """Indices of the `num` largest values, the largest first."""
+    indices = _top_k(values, num)
+    indices = np.arange(values.size) if indices is None else indices
+    return np.asarray(indices[np.argsort(-values[indices], kind="stable")])
+
+
 def top_probability(logits: Logits) -> float:
     """Probability of the likeliest token under plain softmax: a greedy draft's confidence."""
     return float(1.0 / np.exp(logits - logits.max()).sum(dtype=np.float64))

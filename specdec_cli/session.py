@@ -18,12 +18,12 @@ from typing import Literal
 import numpy as np
 
 from specdec_cli import conversation, interrupt, measuring, selfcheck
-from specdec_cli.acceptance import Acceptance, match_prior, model_prior
+from specdec_cli.acceptance import Acceptance, match_prior, model_prior, sibling_prior
 from specdec_cli.choice import choose_models, fetch_files
 from specdec_cli.constraint import Grammar, GrammarConstraint, Vocabulary
 from specdec_cli.conversation import Message
 from specdec_cli.cost import CostModel
-from specdec_cli.draft_length import CostRule, Fixed
+from specdec_cli.draft_length import SIBLING, CostRule, Fixed
 from specdec_cli.drafters import AutoDrafter, Intersected, ModelDrafter, NgramDrafter, NoDrafter, Retokenized
 from specdec_cli.engine import speculate
 from specdec_cli.errors import BackendError, ContextFullError, ModelLoadError, SpecdecError, UsageError
@@ -563,12 +563,13 @@ class Session:
         stop_tokens = self.target.stop_tokens
         ngram = NgramDrafter(stop_tokens, self.ngrams, self.target.num_vocab)
         if context is None or not drafting.uses_model:
-            return NoDrafter() if drafting.drafter == "model" else ngram
-        model = self._model_drafter(context, params, rng, constraint, prompt)
-        return model if drafting.drafter == "model" else AutoDrafter(ngram, model)
+            return NoDrafter() if drafting.drafter in {"model", "tree"} else ngram
+        model = self._model_drafter(drafting, context, params, rng, constraint, prompt)
+        return AutoDrafter(ngram, model) if drafting.drafter == "auto" else model
 
     def _model_drafter(
         self,
+        drafting: Drafting,
         context: Context,
         params: SamplingParams,
         rng: np.random.Generator,
@@ -580,7 +581,7 @@ class Session:
             # Vocabularies of a pair can differ in padding: draft what both have.
             num_vocab = min(num_vocab, context.num_vocab)
             sampler = Sampler(params, num_vocab, constraint, self._breakers_for(params))
-            return ModelDrafter(context, sampler, rng, self.target.stop_tokens)
+            return ModelDrafter(context, sampler, rng, self.target.stop_tokens, self._num_leaves(drafting, params))
         translation = translator.translation(self._draft_prompt(prompt))
         if self.draft_method(params, is_constrained=constraint is not None) == "token-level":
             sampler = Sampler(params, num_vocab, constraint, self._breakers_for(params))
@@ -620,16 +621,27 @@ class Session:
             return Fixed(0)
         if drafting.num_draft_tokens is not None:
             return Fixed(drafting.num_draft_tokens, drafting.min_confidence)
+        leaves = self._num_leaves(drafting, params)
         if not params.is_greedy or params.can_drop_best:
             # Sampled answers depend on where drafts end: by costs that stay the same, and with nothing left of the
             # answers before, a seed repeats its answer.
             observed = self.costs
             assert self._measured is not None
-            return CostRule(self._measured, _acceptances(), MAX_DRAFT_TOKENS, observed)
+            return CostRule(self._measured, _acceptances(), MAX_DRAFT_TOKENS, observed, leaves)
         setting = dataclasses.replace(params, seed=None)
         if setting not in self._acceptances:
             self._acceptances[setting] = _acceptances()
-        return CostRule(self.costs, self._acceptances[setting], MAX_DRAFT_TOKENS)
+        return CostRule(self.costs, self._acceptances[setting], MAX_DRAFT_TOKENS, max_leaves=leaves)
+
+    def _num_leaves(self, drafting: Drafting, params: SamplingParams) -> int:
+        # Mirostat's budget follows one path, and would be another at each turn to a branch.
+        return 1 if params.mirostat else min(drafting.num_branches, self.num_branches)
+
+    @property
+    def num_branches(self) -> int:
+        """Leaves of the widest tree that both contexts take; 1 where only chains are drafted."""
+        contexts = [context for context in self._contexts or () if context is not None]
+        return min((context.max_leaves for context in contexts), default=1)
 
     @property
     def ngrams(self) -> NgramStore | None:
@@ -758,7 +770,10 @@ class Session:
         return int(num_ctx * _draft_ctx_ratio(self.translator))
 
     def _open(self, model: LanguageModel, num_ctx: int, tuned: Tuned | None = None) -> Context:
-        options = ContextOptions(num_ctx, self.options.threads, self.options.kv_type)
+        # Translated drafts are chains.
+        takes_trees = self.draft_model is not None and self.translator is None
+        leaves = self.options.drafting.num_branches if takes_trees else 1
+        options = ContextOptions(num_ctx, self.options.threads, self.options.kv_type, leaves)
         if tuned is not None:
             # What the user chose comes first; llama.cpp takes quantized caches with flash attention only.
             options = dataclasses.replace(options, threads=options.threads or tuned.threads)
@@ -777,15 +792,34 @@ class Session:
 
 
 def _batch_noise(target: Context, tokens: Sequence[int], row: Logits) -> float:
-    """Root mean square change of a row when its last tokens are decoded in one batch."""
+    """Root mean square change of a row when its last tokens are decoded in one batch, or behind a tree."""
     size = min(4, len(tokens) - 1)
     if size < 1:
         return 0.0
     target.sync(tokens[:-size])
-    batched = target.score(Draft.chain(tokens[-size:]))[-1]
+    noise = _difference(row, target.score(Draft.chain(tokens[-size:]))[-1])
     target.keep(range(size))
-    both = np.isfinite(row) & np.isfinite(batched)
-    return float(np.sqrt(np.mean((row[both] - batched[both]) ** 2, dtype=np.float64)))
+    if target.max_leaves > 1:
+        # At one place nothing may change by chance.
+        noise = max(noise, *(_order_noise(target, tokens, row, size) for size in (4, 8, 12)))
+    return noise
+
+
+def _order_noise(target: Context, tokens: Sequence[int], row: Logits, size: int) -> float:
+    """What a tree leaves behind stands in another order in the cache, and sums are rounded in that order."""
+    if not 1 < size < len(tokens):
+        return 0.0
+    other = (tokens[-size] + 1) % target.num_vocab
+    target.sync(tokens[:-size])
+    target.score(Draft((other, *tokens[-size:-1]), (-1, -1, *range(1, size - 1)), (None,) * size, (1.0,) * size))
+    target.keep(range(1, size))
+    target.sync(tokens)
+    return _difference(row, target.score()[0])
+
+
+def _difference(row: Logits, other: Logits) -> float:
+    both = np.isfinite(row) & np.isfinite(other)
+    return float(np.sqrt(np.mean((row[both] - other[both]) ** 2, dtype=np.float64)))
 
 
 def _fit(target: Headers, draft: Headers | None, options: SessionOptions, tuned: Tuned | None) -> Fit:
@@ -821,7 +855,7 @@ def _is_loadable(path: Path) -> bool:
 
 def _acceptances() -> dict[str, Acceptance]:
     """What confidences are worth, as far as known before anything was drafted."""
-    return {"model": Acceptance(model_prior), "ngram": Acceptance(match_prior)}
+    return {"model": Acceptance(model_prior), SIBLING: Acceptance(sibling_prior), "ngram": Acceptance(match_prior)}
 
 
 def _load_all(wanted: Sequence[Callable[[], Model]]) -> list[Model]:

@@ -23,7 +23,9 @@ class Stats:
         num_rounds: target passes that produced tokens.
         num_drafted: draft tokens scored.
         num_accepted: draft tokens accepted.
-        drafted_by_position: draft tokens scored at draft position 1, 2, ...
+        num_trees: rounds in which the draft had several branches.
+        num_branches: branches of these drafts.
+        drafted_by_position: draft tokens scored at draft position 1, 2, ..., in a tree the position in the branch.
         accepted_by_position: accepted ones at the same positions.
         drafted_by_drafter: draft tokens scored, by the name of what proposed them.
         accepted_by_drafter: accepted ones.
@@ -44,6 +46,8 @@ class Stats:
     num_rounds: int = 0
     num_drafted: int = 0
     num_accepted: int = 0
+    num_trees: int = 0
+    num_branches: int = 0
     drafted_by_position: list[int] = field(default_factory=list)
     accepted_by_position: list[int] = field(default_factory=list)
     drafted_by_drafter: dict[str, int] = field(default_factory=dict)
@@ -98,18 +102,19 @@ class Stats:
         self.num_accepted += record.num_accepted
         self.draft_s += record.draft_s
         self.verify_s += record.verify_s
-        missing = record.num_drafted - len(self.drafted_by_position)
+        if record.parents:
+            self.num_trees += 1
+            self.num_branches += record.num_leaves
+        depths, accepted = record.depths, frozenset(record.accepted_nodes)
+        missing = max(depths, default=0) - len(self.drafted_by_position)
         self.drafted_by_position += [0] * missing
         self.accepted_by_position += [0] * missing
-        for position in range(record.num_drafted):
-            self.drafted_by_position[position] += 1
-        for position in range(record.num_accepted):
-            self.accepted_by_position[position] += 1
-        for position, drafter in enumerate(record.drafters):
-            for counts, num in (
-                (self.drafted_by_drafter, record.num_drafted), (self.accepted_by_drafter, record.num_accepted)
-            ):  # fmt: skip
-                counts[drafter] = counts.get(drafter, 0) + (position < num)
+        for node, depth in enumerate(depths):
+            self.drafted_by_position[depth - 1] += 1
+            self.accepted_by_position[depth - 1] += node in accepted
+        for node, drafter in enumerate(record.drafters):
+            for counts, num in ((self.drafted_by_drafter, 1), (self.accepted_by_drafter, node in accepted)):
+                counts[drafter] = counts.get(drafter, 0) + num
 
     @property
     def generation_s(self) -> float:
@@ -188,7 +193,8 @@ class NearTie:
         texts: both tokens as text, the target's best first.
         logits: their logits in plain decoding, same order.
         noise: by how much (root mean square over the vocabulary) the logits change there when llama.cpp decodes the
-            last tokens as one batch, with other kernels, and not one by one; no speculation is involved.
+            last tokens as one batch, with other kernels, and not one by one, or finds them in another order in its
+            cache; no speculation is involved.
     """
 
     position: int

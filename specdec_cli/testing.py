@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from specdec_cli.context import CachedContext
-from specdec_cli.types import MAX_DRAFT_TOKENS, ContextOptions, Draft, Logits
+from specdec_cli.types import MAX_BRANCHES, ContextOptions, Draft, Logits
 
 
 class FakeContext(CachedContext):
@@ -24,6 +24,7 @@ class FakeContext(CachedContext):
         can_forget: whether a tail can be dropped; recurrent models cannot.
         num_snapshots: a model that cannot may still take back so many tokens of its last call.
         can_save: whether it can save its state and go back to it.
+        max_leaves: leaves of the widest draft.
     """
 
     def __init__(
@@ -35,12 +36,12 @@ class FakeContext(CachedContext):
         can_forget: bool = True,
         num_snapshots: int = 0,
         can_save: bool = False,
+        max_leaves: int = MAX_BRANCHES,
     ) -> None:
-        super().__init__(num_ctx, table.shape[-1], chunk)
+        super().__init__(num_ctx, table.shape[-1], chunk, max_leaves if can_forget else 1)
         self._table = table
         self._cells: list[int] = []
         self._num_snapshots = None if can_forget else num_snapshots
-        self._max_leaves = MAX_DRAFT_TOKENS if can_forget else 1
         self._can_save = can_save
         self._state: list[int] = []
         self._num_last = 0
@@ -61,7 +62,9 @@ class FakeContext(CachedContext):
         padded = [0] * order + list(tokens)
         return np.asarray(self._table[tuple(padded[len(padded) - order :])])
 
-    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Logits | None:
+    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool, num_old: int = 0) -> Logits | None:
+        if draft.num_leaves > self._max_leaves:
+            raise ValueError(f"a draft with {draft.num_leaves} leaves; this context takes {self._max_leaves}")
         self.num_calls += 1
         if self.fail_next is not None:
             error, self.fail_next = self.fail_next, None
@@ -74,12 +77,14 @@ class FakeContext(CachedContext):
         self._cells += tokens
         if not rows:
             return None
-        base = list(self._cells)
+        # Nodes that were decoded before stand in the cells, whatever the draft says now.
+        base, nodes = self._cells[: len(self._cells) - num_old], self._cells[len(self._cells) - num_old :]
+        nodes += draft.tokens[num_old:]
         paths: list[list[int]] = []
-        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+        for token, parent in zip(nodes, draft.parents, strict=True):
             paths.append([*(paths[parent] if parent >= 0 else []), token])
-        self._cells += draft.tokens
-        return np.stack([self.logits_after(base + path) for path in [[], *paths]])
+        self._cells = base + nodes
+        return np.stack([self.logits_after(base + path) for path in [*([[]] if tokens else []), *paths[num_old:]]])
 
     def _drop_tail(self, num_kept: int) -> bool:
         num_dropped = len(self._cells) - num_kept
@@ -162,7 +167,7 @@ class FakeModel:
 
     def open_context(self, options: ContextOptions) -> FakeContext:
         """A new cache over the table; remembered in `contexts`."""
-        self.contexts.append(FakeContext(self._table, num_ctx=options.num_ctx))
+        self.contexts.append(FakeContext(self._table, num_ctx=options.num_ctx, max_leaves=options.max_leaves))
         return self.contexts[-1]
 
     def close(self) -> None:

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any, Literal, Protocol, get_args
+from typing import Any, Literal, NamedTuple, Protocol, get_args
 
 import numpy as np
 from numpy.typing import NDArray
@@ -70,12 +70,33 @@ class Draft:
         """Whether every token follows the one before."""
         return all(parent == index - 1 for index, parent in enumerate(self.parents))
 
+    @property
+    def depths(self) -> list[int]:
+        """Position of each node in its branch, from 1, shape (n,)."""
+        return _depths(self.parents)
+
+    @property
+    def num_leaves(self) -> int:
+        """Nodes without children: the branches of a tree."""
+        return _num_leaves(self.parents)
+
     def children(self) -> dict[int, list[int]]:
         """Parent index -> indices of its children, in order."""
         found: dict[int, list[int]] = {}
         for index, parent in enumerate(self.parents):
             found.setdefault(parent, []).append(index)
         return found
+
+
+def _depths(parents: Sequence[int]) -> list[int]:
+    depths: list[int] = []
+    for parent in parents:
+        depths.append(1 + (depths[parent] if parent >= 0 else 0))
+    return depths
+
+
+def _num_leaves(parents: Sequence[int]) -> int:
+    return len(parents) - len({parent for parent in parents if parent >= 0})
 
 
 _DRAFT_FIELDS = tuple(field.name for field in fields(Draft))
@@ -229,12 +250,17 @@ def _window(last_n: int, *, off: bool) -> int | None:
     return None if last_n < 0 else last_n
 
 
-DrafterName = Literal["auto", "model", "ngram", "none"]
+DrafterName = Literal["auto", "model", "tree", "ngram", "none"]
 CHUNK = 512
 """Tokens of one decode call while a prompt is read."""
 
 MAX_DRAFT_TOKENS = 64
 """The largest draft, in nodes, that a context scores: it bounds the logits buffer."""
+
+MAX_BRANCHES = 32
+"""The most leaves of a draft tree: each is a sequence of the cache."""
+
+DEFAULT_BRANCHES = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -242,9 +268,11 @@ class Drafting:
     """What proposes tokens, and how many.
 
     Attributes:
-        drafter: "model", "ngram", "auto" for whichever is worth more in a round, "none" for plain decoding.
+        drafter: "model" for chains of the draft model, "tree" for trees, "ngram", "auto" for whichever of n-grams and
+            trees is worth more in a round, "none" for plain decoding.
         num_draft_tokens: the most draft tokens of a round; None is what pays by the measured costs, 0 plain decoding.
         min_confidence: with a number of tokens, a token drafted with less ends the draft.
+        max_branches: the most leaves of a tree; 1 is chains only.
 
     Raises:
         UsageError: a value outside its range.
@@ -253,6 +281,7 @@ class Drafting:
     drafter: DrafterName = "auto"
     num_draft_tokens: int | None = None
     min_confidence: float = 0.5
+    max_branches: int = DEFAULT_BRANCHES
 
     def __post_init__(self) -> None:
         names = get_args(DrafterName)
@@ -260,6 +289,8 @@ class Drafting:
         num, allowed = self.num_draft_tokens, f"from 0 to {MAX_DRAFT_TOKENS}, or auto"
         _require("draft-tokens", num, num is None or 0 <= num <= MAX_DRAFT_TOKENS, allowed)
         _require("draft-confidence", self.min_confidence, 0 <= self.min_confidence <= 1, "from 0 to 1")
+        allowed = f"from 1 (chains) to {MAX_BRANCHES}"
+        _require("draft-branches", self.max_branches, 1 <= self.max_branches <= MAX_BRANCHES, allowed)
 
     @property
     def is_off(self) -> bool:
@@ -269,7 +300,12 @@ class Drafting:
     @property
     def uses_model(self) -> bool:
         """Whether a draft model has a part in it."""
-        return self.drafter in {"auto", "model"} and not self.is_off
+        return self.drafter in {"auto", "model", "tree"} and not self.is_off
+
+    @property
+    def num_branches(self) -> int:
+        """Leaves of the widest tree that may be drafted; 1 where only chains are."""
+        return self.max_branches if self.drafter in {"auto", "tree"} and not self.is_off else 1
 
 
 AUTO_DRAFTING = Drafting()
@@ -305,7 +341,8 @@ class Decision:
     Attributes:
         reason: "cost": one more token did not pay; "off": drafting does not pay now; "probe": it did not pay, and was
             tried to see whether that is still so; "end": nothing more to propose, or no room for it.
-        reach: probability that all drafted tokens are accepted (A); 1.0 without any.
+        reach: probability that all drafted tokens are accepted (A), of a tree that one of those drafted last is; 1.0
+            without any.
         acceptance: expected acceptance of one more token.
         rate: tokens per second that time is worth (R).
         step_s: seconds of one more draft step (d).
@@ -344,6 +381,9 @@ class Round:
         target_confidence: without a draft and where the policy watches, the probability of the target's likeliest
             token; else 0.0.
         decision: why the draft got its length; None when the policy does not tell.
+        parents: of a tree, the index of each draft token's parent, -1 for the root; empty for a chain.
+        tried: of a tree, the draft tokens that `outcomes` belong to; empty for a chain, whose first ones are tried.
+        path: of a tree, the draft tokens on the accepted path; empty for a chain.
     """
 
     index: int
@@ -360,6 +400,36 @@ class Round:
     outcomes: tuple[float, ...] = ()
     target_confidence: float = 0.0
     decision: Decision | None = None
+    parents: tuple[int, ...] = ()
+    tried: tuple[int, ...] = ()
+    path: tuple[int, ...] = ()
+
+    @property
+    def depths(self) -> Sequence[int]:
+        """Position of each draft token in its branch, from 1."""
+        return _depths(self.parents) if self.parents else range(1, self.num_drafted + 1)
+
+    @property
+    def ranks(self) -> Sequence[int]:
+        """How many siblings each draft token has before it."""
+        if not self.parents:
+            return (0,) * self.num_drafted
+        return [self.parents[:index].count(parent) for index, parent in enumerate(self.parents)]
+
+    @property
+    def num_leaves(self) -> int:
+        """Branches of the draft."""
+        return _num_leaves(self.parents) if self.parents else min(self.num_drafted, 1)
+
+    @property
+    def accepted_nodes(self) -> Sequence[int]:
+        """Indices of the accepted draft tokens."""
+        return self.path[: self.num_accepted] if self.parents else range(self.num_accepted)
+
+    @property
+    def tried_nodes(self) -> Sequence[int]:
+        """Indices of the draft tokens that `outcomes` belong to."""
+        return self.tried if self.parents else range(len(self.outcomes))
 
 
 @dataclass(frozen=True, slots=True)
@@ -394,7 +464,7 @@ class ContextOptions:
         num_ctx: tokens the cache holds.
         threads: for decoding; None is every physical core.
         kv_type: type of the cache, a name of `specdec_cli.llama.KV_TYPES`.
-        max_leaves: leaves of the widest draft tree.
+        max_leaves: leaves of the widest draft tree; a model that cannot drop a branch takes 1 whatever is asked for.
         flash_attention: None leaves the choice to llama.cpp; a quantized cache needs it.
     """
 
@@ -440,6 +510,9 @@ class Context(Protocol):
 
     def score(self, draft: Draft = EMPTY_DRAFT) -> Logits:
         """Logits after the last synced token and after each draft node, shape (1 + len(draft), num_vocab)."""
+
+    def grow(self, draft: Draft) -> Logits:
+        """Logits after each node of `draft` that the last `score` and `grow` did not have, shape (new, num_vocab)."""
 
     def keep(self, path: Sequence[int]) -> None:
         """Keep the draft nodes on `path` in the cache, drop the others."""
@@ -495,10 +568,24 @@ class LanguageModel(Protocol):
         """Free the weights."""
 
 
+class Candidate(NamedTuple):
+    """A token that could be drawn next, not drawn yet.
+
+    Attributes:
+        confidence: the drafter's estimate that it is accepted, given its parent and not its earlier siblings.
+        reach: probability that it and everything before it in its branch is accepted.
+        depth: its position in the branch, from 1.
+    """
+
+    confidence: float
+    reach: float
+    depth: int
+
+
 class LengthPolicy(Protocol):
     """Decides how long a draft gets; learns from each round.
 
-    A class that derives from this protocol needs only the first three methods.
+    A class that derives from this protocol needs only `draft_more`, `keep_last` and `learn`.
     """
 
     @property
@@ -525,6 +612,25 @@ class LengthPolicy(Protocol):
         """
         del drafter, num_behind, limit
         return self
+
+    def acceptance(self, confidence: float, rank: int) -> float:
+        """Probability that a token is accepted that came up, given its parent and not its `rank` earlier siblings."""
+        del rank
+        return confidence
+
+    def branch(self, confidences: Sequence[float], candidates: Sequence[Candidate]) -> tuple[int, bool]:
+        """What to draw next: with one candidate at a time a chain, with several a tree, the best first.
+
+        Args:
+            confidences: of the tokens drawn so far.
+            candidates: at least one, by descending reach.
+
+        Returns:
+            How many of the candidates to draw, and whether to go on behind them with one more draft step; the draft
+            ends with them otherwise.
+        """
+        shown = [*confidences, candidates[0].confidence]
+        return (1, self.draft_more(shown)) if self.keep_last(shown) else (0, False)
 
     def best_length(self, confidences: Sequence[float]) -> int:
         """How many tokens to score of a chain that is ready and cost nothing; only for point masses."""

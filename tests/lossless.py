@@ -12,7 +12,7 @@ from unittest import mock
 import numpy as np
 
 from specdec_cli.distribution import Distribution
-from specdec_cli.types import Draft, LengthPolicy, Round, SamplingParams
+from specdec_cli.types import Candidate, Draft, LengthPolicy, Round, SamplingParams
 
 Result = TypeVar("Result")
 Path = tuple[int, ...]
@@ -442,6 +442,29 @@ class RandomPolicy(LengthPolicy):
 
     def learn(self, record: Round) -> None:
         """Nothing."""
+
+
+class RandomTrees(RandomPolicy):
+    """Draws several candidates at a time, up to a number of tokens, also further ones of a node after deeper ones.
+
+    Args:
+        seed: of its decisions.
+        max_tokens: of a draft.
+        wide: mostly take many.
+    """
+
+    def __init__(self, seed: int, max_tokens: int, *, wide: bool = False) -> None:
+        super().__init__(seed, 0.95 if wide else 0.8)
+        self._max_tokens = max_tokens
+        self._widest = 8 if wide else 3
+
+    def branch(self, confidences: Sequence[float], candidates: Sequence[Candidate]) -> tuple[int, bool]:
+        """Any number, as also a policy may that looks at what was drawn before."""
+        reaches = [candidate.reach for candidate in candidates]
+        assert reaches == sorted(reaches, reverse=True)
+        num = int(self._rng.integers(1, self._widest + 1))
+        num = min(num, len(candidates), self._max_tokens - len(confidences))
+        return num, num > 0 and bool(self._rng.random() < self._chance)
 
 
 def collect(events: Iterator[Any]) -> tuple[Path, str]:

@@ -48,16 +48,20 @@ class Mutant:
 ACCEPT = "return ratio >= 1.0 or (ratio > 0.0 and rng.random() < ratio)"
 EXCESS = "np.maximum(self.probs - self._matching(draft), 0.0)"
 VERDICT = "Verdict(tuple(path), target.sample(rng), _source(draft, bool(siblings)))"
-KEEP_LAST = """            if not policy.keep_last([*confidences, confidence]):
-                break
-            token = proposal.sample(self._rng)
+DRAWN = """            self.tokens.append(token)
 """
-SEEN_TOKEN = """            token = proposal.sample(self._rng)
-            confidence = proposal.prob(token)
-            if not policy.keep_last([*confidences, confidence]):
-                break
+SEEN_TOKEN = """            if probs is not None and probs.prob(token) < 0.3:
+                continue
+            self.tokens.append(token)
 """
 MEMORIES = ("context", "memories")
+SIBLING = """            self._proposal = self._proposal.without(self._last) or self._proposal
+"""
+WHOLE = """            self._last = (self._proposal.without(self._last) or self._proposal).sample(self._rng)
+            return self._last, self._proposal
+"""
+GROWS = "llama::test_a_tree_that_grows_has_the_logits_of_its_branches"
+SIBLINGS = "drafters::test_siblings_are_drawn_without_replacement_from_what_they_carry[plain]"
 VERIFY, ENGINE, SAMPLING = ("verify",), ("engine",), ("sampling",)
 RETOKENIZE = ("retokenize",)
 RULE = "verify::test_rule_for_a_fixed_draft"
@@ -144,40 +148,100 @@ MUTANTS = (
     Mutant(
         "draft penalties without drafted tokens",
         "drafters/model.py",
-        "(row, committed, drafted)",
-        "(row, committed)",
+        "self._sampler.distribution(row, tokens, path)",
+        "self._sampler.distribution(row, tokens)",
         ("engine", "drafters"),
         "drafters::test_attached_distributions_are_the_settings_own_and_what_was_sampled_from",
     ),
     Mutant(
         "argmax drafts with probabilities",
         "drafters/model.py",
-        "token = proposal.sample(self._rng)",
-        "token = int(row.argmax())",
+        "self._last = self._proposal.sample(self._rng)",
+        "self._last = self._proposal.mode()",
         ENGINE,
     ),
     Mutant(
         "sampled drafts as point masses of another model",
         "drafters/model.py",
-        "probs.append(None if proposal.is_point else proposal)",
-        "probs.append(Distribution.point(token) if len(drafted) > 1 else None)",
+        "return self._last, None if self._proposal.is_point else self._proposal",
+        "return self._last, Distribution.point(self._last)",
         ("drafters",),
     ),
-    Mutant("keep_last sees the sampled token", "drafters/model.py", KEEP_LAST, SEEN_TOKEN, ENGINE),
+    Mutant(
+        "an unlikely token is dropped again",
+        "drafters/tree.py",
+        DRAWN,
+        SEEN_TOKEN,
+        ENGINE,
+        f"{ANSWERS}[plain-tree_model]",
+    ),
     Mutant(
         "stop token does not end a draft",
-        "drafters/model.py",
-        "if token in self._stop_tokens:",
-        "if False:",
+        "drafters/tree.py",
+        " and draft.tokens[node] not in stop_tokens",
+        "",
         ("drafters",),
+    ),
+    Mutant(
+        "siblings not normalized",
+        "distribution.py",
+        "Distribution(ids, probs / total)",
+        "Distribution(ids, probs)",
+        ("drafters", "engine"),
+        SIBLINGS,
+    ),
+    Mutant("siblings with replacement", "drafters/model.py", SIBLING, "            pass\n", ("drafters",), SIBLINGS),
+    Mutant("siblings carry what the first was drawn from", "drafters/model.py", SIBLING, WHOLE, ENGINE),
+    Mutant(
+        "siblings reached as if none were before them",
+        "drafters/tree.py",
+        "left *= 1.0 - acceptance",
+        "pass",
+        ("drafters",),
+        "drafters::test_a_fixed_number_of_tokens_makes_a_best_first_tree[12]",
+    ),
+    Mutant(
+        "one leaf too many",
+        "drafters/tree.py",
+        "self._num_free = max_leaves - 1",
+        "self._num_free = max_leaves",
+        ("drafters",),
+        "drafters::test_a_tree_keeps_to_its_limits",
+    ),
+    Mutant(
+        "outcomes in the order of the tokens",
+        "draft_length.py",
+        "zip(record.tried_nodes, ",
+        "zip(range(len(record.outcomes)), ",
+        ("draft_length::test_siblings_are_learned_apart",),
+    ),
+    Mutant(
+        "wrong sequence copied", "llama.py", "(self.of(parent), sequence, parent)", "(0, sequence, parent)", (GROWS,)
+    ),
+    Mutant(
+        "a token too few copied", "llama.py", "(depths[node] if node >= 0 else 0)", "max(depths[node] - 1, 0)", (GROWS,)
+    ),
+    Mutant(
+        "the branch that was taken is decoded again",
+        "context.py",
+        "if path := self._followed(tokens[:-1]):",
+        "if path := list[int]():",
+        ("drafters::test_the_draft_models_cache_keeps_the_branch_that_was_taken",),
+    ),
+    Mutant(
+        "a tree grows from what a failed call left",
+        "context.py",
+        "if self._pending or (self._unsure and not num_old):",
+        "if self._pending:",
+        ("context::test_after_failing_to_grow_only_sync_helps",),
     ),
     Mutant("draft model's context overrun", "drafters/model.py", "len(tokens) + 1", "len(tokens) + 2", ("drafters",)),
     # another tokenizer
     Mutant(
         "shared tokens by the draft's ids",
         "drafters/retokenize.py",
-        "row[self._shared.target] = own[self._shared.draft]",
-        "row[self._shared.target] = own[self._shared.target]",
+        "rows[:, self._shared.target] = own[:, self._shared.draft]",
+        "rows[:, self._shared.target] = own[:, self._shared.target]",
         RETOKENIZE,
         "retokenize::test_a_draft_model_equal_to_the_target_is_always_accepted",
     ),
@@ -360,14 +424,14 @@ MUTANTS = (
     Mutant(
         "sync drops one too many",
         "context.py",
-        "tokens), len(tokens) - 1)",
-        "tokens), max(len(tokens) - 2, 0))",
+        "tokens)), len(tokens) - 1)",
+        "tokens)), max(len(tokens) - 2, 0))",
         ("context", "engine"),
     ),
     Mutant(
         "sync trusts its length",
         "context.py",
-        "min(common_prefix(self._cached, tokens), len(tokens) - 1)",
+        "min(common_prefix(self._cached, tokens) + len(self._followed(tokens)), len(tokens) - 1)",
         "min(len(self._cached), len(tokens) - 1)",
         ("context",),
     ),
@@ -428,8 +492,8 @@ MUTANTS = (
     Mutant(
         "several sequences in a recurrent model",
         "llama.py",
-        "options = replace(options, max_leaves=1)",
-        "pass",
+        "max_leaves=1 if model.is_recurrent else options.max_leaves",
+        "max_leaves=options.max_leaves",
         ("memories",),
     ),
     Mutant(
@@ -640,7 +704,7 @@ def make_copy(copy: Path, mutant: Mutant | None, tests: Sequence[str]) -> None:
     # With the compiled files, of which the mutant's is out of date.
     shutil.copytree(ROOT / "specdec_cli", copy / "specdec_cli")
     (copy / "tests").mkdir()
-    for name in {"conftest", "lossless", "models", *(f"test_{test.partition('::')[0]}" for test in tests)}:
+    for name in {"conftest", "lossless", "models", "simulator", *(f"test_{test.partition('::')[0]}" for test in tests)}:
         shutil.copy(ROOT / "tests" / f"{name}.py", copy / "tests")
     shutil.copy(ROOT / "pyproject.toml", copy)
     if mutant is not None:

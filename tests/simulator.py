@@ -8,10 +8,13 @@ from typing import Protocol
 
 import numpy as np
 
-from specdec_cli.types import LengthPolicy, Round
+from specdec_cli.drafters.tree import GrowingDraft, grow
+from specdec_cli.types import Draft, LengthPolicy, Round
 
 Seconds = Callable[[int], float]
 MOST_REREAD = 7
+NUM_OTHERS = 7
+"""Further choices that the text knows of at each place."""
 
 
 class Text(Protocol):
@@ -23,6 +26,13 @@ class Text(Protocol):
         The acceptance holds given that all earlier tokens of the draft were accepted.
         """
 
+    def others(self, place: int, depth: int) -> tuple[Sequence[float], int | None]:
+        """Confidences of further choices there, each given that those before it are wrong; which choice is right.
+
+        Returns:
+            None in place of 1, 2, ... when the right one, if the first is not, is none of these either.
+        """
+
 
 class RandomText:
     """Acceptance probabilities that wander around a level; confidences that know them up to noise.
@@ -32,9 +42,13 @@ class RandomText:
         seed: of everything random.
         spread: how much acceptance differs from token to token.
         noise: error of the confidences.
+        caught: share of what is left that the second choice catches, in the mean; the third and later ones a little
+            less each.
     """
 
-    def __init__(self, levels: Sequence[float], seed: int = 0, spread: float = 1.2, noise: float = 0.5) -> None:
+    def __init__(
+        self, levels: Sequence[float], seed: int = 0, spread: float = 1.2, noise: float = 0.5, caught: float = 0.45
+    ) -> None:
         rng = np.random.default_rng(seed)
         num = len(levels) + 100
         logits = np.log(np.array([*levels, *[levels[-1]] * 100])) - np.log1p(-np.array([*levels, *[levels[-1]] * 100]))
@@ -42,11 +56,20 @@ class RandomText:
         self._acceptance = _logistic(difficulty)
         self._confidence = _logistic(difficulty + noise * rng.standard_normal(num))
         self._accepted = rng.random(num) < self._acceptance
+        means = np.log(caught / (1 - caught)) - 0.25 * np.arange(NUM_OTHERS)
+        ease = means + 0.6 * rng.standard_normal((num, NUM_OTHERS))
+        self._others = _logistic(ease + noise * rng.standard_normal((num, NUM_OTHERS)))
+        catches = rng.random((num, NUM_OTHERS)) < _logistic(ease)
+        self._right = [int(row.argmax()) + 1 if row.any() else None for row in catches]
 
     def proposal(self, place: int, depth: int) -> tuple[float, float, bool]:
         """The same token whichever draft proposes it."""
         index = place + depth
         return float(self._confidence[index]), float(self._acceptance[index]), bool(self._accepted[index])
+
+    def others(self, place: int, depth: int) -> tuple[Sequence[float], int | None]:
+        """Consistent with `proposal`: there the first choice is the right one, or one of these is, or none."""
+        return self._others[place + depth].tolist(), self._right[place + depth]
 
 
 def _logistic(values: np.ndarray) -> np.ndarray:
@@ -66,6 +89,7 @@ class World:
         drift: times grow by this share over a thousand tokens.
         rereads: whether the target's cache cannot drop rejected tokens: accepted ones before them are decoded again
             with the next draft, or in a pass of their own when they have become many.
+        max_leaves: of the widest tree; 1 is chains.
     """
 
     text: Text
@@ -79,6 +103,7 @@ class World:
     records: list[Round] = field(default_factory=list)
     places: list[int] = field(default_factory=list)
     drafter: str = "model"
+    max_leaves: int = 1
     _lost: int = 0
 
     def run(self, policy: LengthPolicy, num_tokens: int) -> float:
@@ -104,33 +129,68 @@ class World:
         self, policy: LengthPolicy, place: int, limit: int, behind: int, took: Callable[[float], float]
     ) -> tuple[Round, int]:
         turn = policy.of(self.drafter, behind, limit)
-        confidences: list[float] = []
-        proposals: list[tuple[float, float, bool]] = []
-        draft_s, missed = 0.0, behind
-        while len(confidences) < limit and turn.draft_more(confidences):
-            proposal = self.text.proposal(place, len(confidences))
-            step_s = took(self.step_s(missed))
-            turn.spent(missed, step_s)
-            draft_s += step_s
-            missed = 1
-            if not turn.keep_last([*confidences, proposal[0]]):
-                break
-            confidences.append(proposal[0])
-            proposals.append(proposal)
-        num_accepted = next((i for i, p in enumerate(proposals) if not p[2]), len(proposals))
+        steps: list[float] = []
+        decoded: set[int] = set()
+
+        def expand(draft: GrowingDraft, nodes: Sequence[int]) -> list[Choices]:
+            num = len(nodes) if steps else behind
+            step_s = took(self.step_s(num))
+            turn.spent(num, step_s)
+            steps.append(step_s)
+            decoded.update(nodes)
+            return [self._choices(place, draft.path(node)) for node in nodes]
+
+        draft = grow(GrowingDraft(self.drafter, self.max_leaves), expand, turn, limit)
+        path, tried, draft_s = *self._walk(draft, place), sum(steps)
+        num_accepted = len(path)
         lost, verify_s = self._lost, 0.0
-        if confidences and lost > MOST_REREAD:
+        if len(draft) and lost > MOST_REREAD:
             verify_s, self._lost = took(self.pass_s(lost)), 0
-        verify_s += took(self.pass_s(1 + len(confidences) + self._lost))
-        rejected = self.rereads and num_accepted < len(confidences)
+        verify_s += took(self.pass_s(1 + len(draft) + self._lost))
+        rejected = self.rereads and num_accepted < len(draft)
         self._lost = self._lost + num_accepted + 1 if rejected else 0
         record = Round(
-            len(self.records), len(confidences), num_accepted, num_accepted + 1, draft_s, verify_s, draft_s + verify_s,
-            propose_s=draft_s, num_reread=lost,
-            drafters=(self.drafter,) * len(confidences), confidences=tuple(confidences),
-            outcomes=tuple(float(p[2]) for p in proposals[: num_accepted + 1]), decision=turn.decision,
-            target_confidence=0.0 if confidences or not policy.watches else self.text.proposal(place, 0)[1],
+            len(self.records), len(draft), num_accepted, num_accepted + 1, draft_s, verify_s, draft_s + verify_s,
+            propose_s=draft_s, num_reread=lost, drafters=draft.drafters, confidences=draft.confidences,
+            outcomes=tuple(float(node in path) for node in tried), decision=turn.decision,
+            target_confidence=0.0 if len(draft) or not policy.watches else self.text.proposal(place, 0)[1],
+            **({} if draft.is_chain else {"parents": draft.parents, "path": tuple(path), "tried": tuple(tried)}),
         )  # fmt: skip
-        # A fully accepted draft leaves its last token and the bonus token unread.
-        behind = behind + num_accepted + 1 if not draft_s else (2 if num_accepted == len(confidences) > 0 else 1)
+        # What was accepted and not decoded is read in the next step, and the target's own token.
+        last = path[-1] if path else -1
+        behind = behind + num_accepted + 1 if not draft_s else 1 + (last >= 0 and last not in decoded)
         return record, behind
+
+    def _choices(self, place: int, path: Sequence[int]) -> Choices:
+        confidence = self.text.proposal(place, len(path))[0]
+        if self.max_leaves == 1:
+            return Choices([confidence])
+        return Choices([confidence, *self.text.others(place, len(path))[0]][: self.max_leaves])
+
+    def _walk(self, draft: Draft, place: int) -> tuple[list[int], list[int]]:
+        """The accepted nodes, and those that were tried: a token is the number of its choice."""
+        children, node = draft.children(), -1
+        path, tried = list[int](), list[int]()
+        while node in children:
+            right = 0 if self.text.proposal(place, len(path))[2] else self.text.others(place, len(path))[1]
+            for child in children[node]:
+                tried.append(child)
+                if draft.tokens[child] == right:
+                    break
+            else:
+                break
+            node = child
+            path.append(node)
+        return path, tried
+
+
+class Choices:
+    """Children of a node, numbered."""
+
+    def __init__(self, confidences: Sequence[float]) -> None:
+        self.confidences = confidences
+        self._numbers = iter(range(len(confidences)))
+
+    def draw(self) -> tuple[int, None]:
+        """The next one."""
+        return next(self._numbers), None

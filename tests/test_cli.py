@@ -114,11 +114,11 @@ class TurningPoint:
         context = self._open(options)
         decode = context._decode
 
-        def counting(tokens: Sequence[int], draft: Draft, *, rows: bool) -> Logits | None:
+        def counting(*args: Any, **kwargs: Any) -> Logits | None:
             self.num_calls += 1
             if self.num_calls == self._at:
                 context.fail_next = self._error()
-            return decode(tokens, draft, rows=rows)
+            return decode(*args, **kwargs)
 
         context._decode = counting  # type: ignore[method-assign]
         return context
@@ -371,8 +371,8 @@ def nearly_tied(model: FakeModel, gap: float, monkeypatch: pytest.MonkeyPatch) -
     np.put_along_axis(table, second, np.take_along_axis(table, best, -1) - gap, -1)
     decode = FakeContext._decode
 
-    def rounding(self: FakeContext, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Logits | None:
-        logits = decode(self, tokens, draft, rows=rows)
+    def rounding(self: FakeContext, tokens: Sequence[int], draft: Draft, **kwargs: Any) -> Logits | None:
+        logits = decode(self, tokens, draft, **kwargs)
         if logits is not None and len(draft):
             places = np.argsort(logits, axis=-1)[:, -2:-1]
             np.put_along_axis(logits, places, np.take_along_axis(logits, places, -1) + 2 * gap, -1)

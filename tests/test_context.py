@@ -75,8 +75,7 @@ class CacheMachine(RuleBasedStateMachine):
         self.quiet = True
 
     def fail(self, error: type[BaseException] | None) -> None:
-        if error is not None:
-            self.context.fail_next = error("stopped")
+        self.context.fail_next = None if error is None else error("stopped")
 
     def begin(self, tokens: list[int], error: type[BaseException] | None) -> bool:
         """Sync; whether it succeeded."""
@@ -108,18 +107,30 @@ class CacheMachine(RuleBasedStateMachine):
         """A common beginning, as between two turns of a chat; also exactly the same or fewer tokens."""
         self.begin(([*self.committed[:num_kept], *more] or [0])[:NUM_CTX], None)
 
-    @rule(seed=st.integers(0, 999), error=errors, kept=st.integers(-2, 6), bonus=st.integers(0, NUM_VOCAB - 1))
-    def whole_round(self, seed: int, error: type[BaseException] | None, kept: int, bonus: int) -> None:
-        """Sync to what is committed, score, and mostly keep a path; -2 abandons the round."""
+    @rule(
+        seed=st.integers(0, 999),
+        error=errors,
+        kept=st.integers(-2, 6),
+        bonus=st.integers(0, NUM_VOCAB - 1),
+        steps=st.lists(st.integers(0, 3), max_size=3),
+    )
+    def whole_round(
+        self, seed: int, error: type[BaseException] | None, kept: int, bonus: int, steps: list[int]
+    ) -> None:
+        """Sync to what is committed, score, perhaps grow, and mostly keep a path; -2 abandons the round."""
         if not self.begin((self.committed or [0])[:NUM_CTX], None):
             return
         draft = self.draft(seed)
-        self.fail(error)
+        sizes = sorted({min(size, len(draft)) for size in np.cumsum([0, *steps]).tolist()} if steps else {len(draft)})
+        draft = draft.first(sizes[-1])
         try:
-            rows = self.context.score(draft)
+            rows = [self.context.score(draft.first(sizes[0]))]
+            self.fail(error)
+            rows += [self.context.grow(draft.first(size)) for size in sizes[1:]]
+            self.context.fail_next = None
         except (KeyboardInterrupt, BackendError):
             return
-        check_rows(self.context, self.synced, draft, rows)
+        check_rows(self.context, self.synced, draft, np.concatenate(rows))
         if kept == -2:
             return
         path = nodes_to(draft, kept) if 0 <= kept < len(draft) else []
@@ -131,6 +142,26 @@ class CacheMachine(RuleBasedStateMachine):
         assert self.context.num_missing([*whole, bonus]) == len(whole) + 1 - len(self.context.tokens)
         self.synced = self.synced + kept_tokens
         self.committed = [*self.synced, bonus]
+        self.quiet = True
+
+    @rule(seed=st.integers(0, 999), node=st.integers(0, 6), more=st.lists(st.integers(0, NUM_VOCAB - 1), max_size=3))
+    def sync_along_a_branch(self, seed: int, node: int, more: list[int]) -> None:
+        """Instead of `keep`: what the tokens followed of the draft is not decoded again."""
+        if not self.begin((self.committed or [0])[:NUM_CTX], None):
+            return
+        draft = self.draft(seed)
+        self.context.score()
+        self.context.grow(draft)
+        path = nodes_to(draft, node) if node < len(draft) else []
+        tokens = [*self.synced, *(draft.tokens[index] for index in path), *more][:NUM_CTX]
+        shared = self.context.num_shared(tokens)
+        if all(len({draft.tokens[child] for child in nodes}) == len(nodes) for nodes in draft.children().values()):
+            assert shared >= min(len(self.synced) + len(path), len(tokens))
+        before = self.context.num_decoded
+        if self.begin(tokens, None):
+            check_rows(self.context, tokens, EMPTY_DRAFT, self.context.score())
+            if self.context._can_forget:
+                assert self.context.num_decoded - before == max(1, len(tokens) - shared)
         self.quiet = True
 
     @precondition(lambda self: self.quiet and self.committed)
@@ -240,6 +271,47 @@ def test_order_of_calls_is_checked() -> None:
 def test_sync_refuses_what_cannot_be_held(size: int) -> None:
     with pytest.raises(ValueError, match=f"{size} tokens do not fit a context of {NUM_CTX}"):
         fake().sync([0] * size)
+
+
+def test_growing_decodes_new_nodes_only_and_checks_what_it_is_given() -> None:
+    context = fake(max_leaves=2)
+    draft = Draft((0, 1, 2, 0), (-1, -1, 1, 2), (None,) * 4, (1.0,) * 4)
+    context.sync([0, 1])
+    with pytest.raises(ValueError, match="score"):
+        context.grow(draft)
+    context.score(draft.first(1))
+    assert context.grow(draft.first(3)).shape == (2, NUM_VOCAB)
+    assert context.grow(draft.first(3)).shape == (0, NUM_VOCAB)
+    for other in (Draft.chain([0, 1]), Draft((0, 1, 2), (-1, 0, 1)), draft.first(2)):
+        with pytest.raises(ValueError, match="goes on"):
+            context.grow(other)
+    before = context.num_decoded
+    context.grow(draft)
+    assert context.num_decoded == before + 1
+    with pytest.raises(ValueError, match="3 leaves; this context takes 2"):
+        context.grow(Draft((0, 1, 2, 0, 2), (-1, -1, 1, 2, 0 - 1)))
+    with pytest.raises(ValueError, match="score"):
+        context.grow(draft)
+    context.sync([0, 1, 1, 2])
+    check_rows(context, [0, 1, 1, 2], EMPTY_DRAFT, context.score())
+    with pytest.raises(ValueError, match="fit"):
+        context.grow(Draft.chain([0] * NUM_CTX))
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt, BackendError])
+def test_after_failing_to_grow_only_sync_helps(error: type[BaseException]) -> None:
+    context = fake()
+    context.sync([0, 1])
+    context.score(Draft.chain([2]))
+    context.fail_next = error("stopped")
+    with pytest.raises(error):
+        context.grow(Draft((2, 0, 1), (-1, 0, 0)))
+    with pytest.raises(ValueError, match="score"):
+        context.grow(Draft((2, 0, 1), (-1, 0, 0)))
+    context.keep([0])
+    context.sync([0, 1, 2, 1])
+    check_rows(context, [0, 1, 2, 1], EMPTY_DRAFT, context.score())
+    assert context._cells == [0, 1, 2, 1]
 
 
 def test_keep_everything_needs_no_dropping() -> None:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 import itertools
+import time
 from collections.abc import Callable, Sequence
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from simulator import RandomText, Seconds, World
 
-from specdec_cli.acceptance import NUM_BUCKETS, Acceptance, match_prior, model_prior
+from specdec_cli.acceptance import NUM_BUCKETS, Acceptance, match_prior, model_prior, sibling_prior
 from specdec_cli.cost import MAX_TABULATED, CostModel, Timing
 from specdec_cli.draft_length import CostRule, Fixed
-from specdec_cli.types import Decision, Round
+from specdec_cli.types import Candidate, Decision, LengthPolicy, Round
 
 # t(n) / t(1) at 1, 2, 5, 9, 16 and 64 tokens.
 SHAPES = {
@@ -22,6 +23,8 @@ SHAPES = {
     "gpu": (1, 1.05, 1.1, 1.2, 1.4, 2.0),
     "compute bound": (1, 1.9, 4.5, 8.5, 15.0, 60.0),
 }
+KNOWN = tuple(SHAPES)
+SHAPES["flat"] = (1, 1.002, 1.005, 1.01, 1.02, 1.05)
 # Seconds of a plain token, and of a draft step as a share of it.
 COSTS = ((0.08, 0.5), (0.08, 0.25), (0.24, 0.16), (0.24, 0.08), (1.0, 0.02))
 LEVELS = (0.3, 0.6, 0.8, 0.92, 0.98)
@@ -47,14 +50,14 @@ def rule_for(where: World) -> CostRule:
     target = Timing({n: where.pass_s(n) for n in (1, 2, 3, 4, 5, 8, 16)})
     drafts = {"model": Timing({n: where.step_s(n) for n in (1, 2, 8, 64)})}
     acceptances = {"model": Acceptance(model_prior), "ngram": Acceptance(match_prior)}
-    return CostRule(CostModel(target, drafts), acceptances)
+    return CostRule(CostModel(target, drafts), acceptances, max_leaves=where.max_leaves)
 
 
 # ------------------------------------------------------------------ the rate
 
 
 @pytest.mark.parametrize("costs", COSTS, ids=str)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize("shape", KNOWN)
 @pytest.mark.parametrize("level", LEVELS)
 def test_the_rate_is_near_the_best_fixed_lengths_and_plain_decodings(
     level: float, shape: str, costs: tuple[float, float]
@@ -68,7 +71,51 @@ def test_the_rate_is_near_the_best_fixed_lengths_and_plain_decodings(
     assert np.mean(shares) >= 0.97, shares
 
 
-@pytest.mark.parametrize("shape", SHAPES)
+def tree_gains(shape: str, costs: tuple[float, float], level: float) -> tuple[float, float]:
+    """What trees of up to 8 branches give more than chains by the same rule: in tokens a second, and a target pass."""
+    gains = []
+    # Of long drafts there are few in a text.
+    num = 3000 if level > 0.95 else 1000
+    for seed in range(2):
+        rates, lengths = [], []
+        for max_leaves in (1, 8):
+            where = world([level] * num, shape, costs, seed, noise=0.03)
+            where.max_leaves = max_leaves
+            rates.append(where.run(rule_for(where), num))
+            lengths.append(num / len(where.records))
+        gains.append((rates[1] / rates[0], lengths[1] / lengths[0]))
+    return float(np.mean([gain for gain, _ in gains])), float(np.mean([gain for _, gain in gains]))
+
+
+@pytest.mark.parametrize("costs", [(0.08, 0.25), (0.24, 0.08), (1.0, 0.02)], ids=str)
+@pytest.mark.parametrize("level", [0.3, 0.6, 0.8, 0.92])
+def test_where_a_place_in_the_batch_is_cheap_trees_beat_chains(level: float, costs: tuple[float, float]) -> None:
+    """By a tenth in tokens a target pass, and never at the price of time."""
+    rate, length = tree_gains("flat", costs, level)
+    assert length >= 1.1
+    assert rate >= 1.03
+
+
+@pytest.mark.parametrize("costs", [COSTS[1], COSTS[3]], ids=str)
+@pytest.mark.parametrize("shape", ["cpu", "gpu", "compute bound"])
+@pytest.mark.parametrize("level", [0.3, 0.8, 0.98])
+def test_trees_are_never_slower_than_chains(level: float, shape: str, costs: tuple[float, float]) -> None:
+    assert tree_gains(shape, costs, level)[0] >= 0.98
+
+
+def test_deciding_takes_microseconds() -> None:
+    """A round of a tree decides some ten times; the bound leaves room for a busy machine."""
+    where = world([0.8] * 600, "flat", (1.0, 0.02))
+    where.max_leaves = 8
+    policy = rule_for(where)
+    started = time.process_time()
+    where.run(policy, 600)
+    spent = (time.process_time() - started) / len(where.records)
+    assert np.mean([record.num_drafted for record in where.records]) > 20
+    assert spent < 0.02
+
+
+@pytest.mark.parametrize("shape", KNOWN)
 @pytest.mark.parametrize("costs", COSTS, ids=str)
 def test_growing_context_is_followed(shape: str, costs: tuple[float, float]) -> None:
     where = world([0.85] * NUM_TOKENS, shape, costs, noise=0.05, drift=0.5)
@@ -149,18 +196,102 @@ def turn(step_s: float = 0.01, pass_s: Callable[[int], float] = lambda n: 0.1 + 
     return CostRule(costs, acceptances, **rule).of("model", 1, limit)
 
 
+def chain(view: LengthPolicy, confidences: Sequence[float]) -> tuple[int, bool]:
+    """How many tokens of a chain are drawn, and whether one more draft step follows."""
+    if not view.draft_more(()):
+        return 0, False
+    reach, goes_on, num = 1.0, True, 0
+    for depth, confidence in enumerate(confidences, 1):
+        reach *= view.acceptance(confidence, 0)
+        taken, goes_on = view.branch(confidences[: depth - 1], [Candidate(confidence, reach, depth)])
+        num += taken
+        if not goes_on:
+            break
+    return num, goes_on
+
+
 def test_a_cheap_draft_goes_on_and_an_expensive_one_never_begins() -> None:
-    assert turn(0.001).draft_more([])
-    assert not turn(10.0).draft_more([])
-    sure = turn(0.001)
-    assert sure.keep_last([0.999])
-    assert sure.draft_more([0.999])
+    assert chain(turn(0.001), [0.999]) == (1, True)
+    assert not turn(10.0).draft_more(())
 
 
 def test_a_hopeless_token_is_dropped() -> None:
     """Its own step is paid, the target's time is not."""
-    assert not turn(0.001, lambda n: 0.1 * n).keep_last([0.01])
-    assert turn(0.001, lambda n: 0.1 + 1e-6 * n).keep_last([0.01])
+    assert chain(turn(0.001, lambda n: 0.1 * n), [0.01]) == (0, False)
+    assert chain(turn(0.001, lambda n: 0.1 + 1e-6 * n), [0.01])[0] == 1
+
+
+@given(st.floats(0.001, 1), st.floats(0.0005, 0.1), st.floats(0, 0.1), st.integers(0, 20))
+@settings(max_examples=60, deadline=None)
+def test_with_one_candidate_the_rule_is_the_chains(reach: float, step_s: float, extra: float, num: int) -> None:
+    """Kept iff A - R (t(n+1) - t(n)) + V >= 0, and gone on behind iff one more draft step has a positive gain."""
+    view = turn(step_s, lambda n: 0.1 + extra * n)
+    lookahead = view.rule.lookahead("model")
+    more = lookahead.more(num + 1, reach)
+    keeps = reach - lookahead.pass_cost(num + 1) + max(0.0, more) >= 0
+    expected = (int(keeps), keeps and more > 0)
+    # At the longest depth there is nothing to go on to.
+    assume(num + 1 < view.limit)
+    assert view.branch([0.9] * num, [Candidate(reach, reach, num + 1)]) == expected
+
+
+def test_several_candidates_pay_for_a_draft_step_together() -> None:
+    """None of them would alone; as many as share the step's price are decoded by it."""
+    view = turn(0.02, lambda n: 0.1 + 1e-6 * n)
+    view.rule.costs.drafts["model"] = Timing({1: 0.02, 8: 0.0201})
+    lookahead = view.rule.lookahead("model")
+    lone = Candidate(0.5, 0.16, 2)
+    assert lookahead.more(3, lone.reach) < 0
+    assert view.branch([0.5, 0.5], [lone]) == (1, False)
+    assert view.branch([0.5, 0.5], [lone] * 4) == (4, True)
+    # A step that takes as much longer as it decodes more is no cheaper together.
+    view.rule.costs.drafts["model"] = Timing({1: 0.02, 8: 0.16})
+    assert view.branch([0.5, 0.5], [lone] * 4) == (4, False)
+
+
+def test_a_place_in_the_targets_batch_has_its_price() -> None:
+    """Candidates that nothing is drafted behind are scored as far as they are worth their place."""
+    view = turn(5.0, lambda n: 0.1 + 0.02 * n)
+    price = view.rule.rate * 0.02
+    reaches = [3 * price, 1.5 * price, 1.01 * price, 0.99 * price, 0.1 * price]
+    candidates = [Candidate(reach, reach, 1) for reach in reaches]
+    assert view.branch([], candidates) == (3, False)
+    assert view.branch([], candidates[3:]) == (0, False)
+    assert view.decision.reach == pytest.approx(sum(reaches[:3]))
+
+
+@given(
+    st.lists(st.tuples(st.floats(0.01, 1), st.integers(1, 4)), min_size=1, max_size=40),
+    st.integers(0, 64), st.integers(1, 64), st.integers(1, 4),
+)  # fmt: skip
+@settings(max_examples=60, deadline=None)
+def test_a_tree_keeps_to_its_limits(places: list[tuple[float, int]], num: int, size: int, limit: int) -> None:
+    view = turn(0.0001, lambda n: 0.1, limit=limit, max_draft_tokens=size)
+    candidates = [Candidate(reach, reach, depth) for reach, depth in sorted(places, reverse=True)]
+    num = min(num, size)
+    taken, goes_on = view.branch([0.9] * num, candidates)
+    assert 0 <= taken <= min(len(candidates), size - num)
+    assert not goes_on or 0 < num + taken < size
+    assert not goes_on or all(candidate.depth < limit for candidate in candidates[:taken])
+
+
+def test_siblings_are_learned_apart() -> None:
+    """Which node an outcome belongs to matters: in a tree the tried ones are not the first."""
+    view = turn(0.01)
+    rule = view.rule
+    before = [view.acceptance(0.55, 0), view.acceptance(0.55, 1)]
+    for index in range(60):
+        rule.of("model", 1, 64)
+        rule.learn(
+            Round(
+                index, 3, 1, 2, 0.01, 0.1, 0.11, drafters=("model",) * 3, confidences=(0.55, 0.95, 0.55),
+                outcomes=(0.0, 1.0), parents=(-1, 0, -1), tried=(0, 2), path=(2,),
+            )
+        )  # fmt: skip
+    view = rule.of("model", 1, 64)
+    assert view.acceptance(0.55, 0) < 0.5 * before[0]
+    assert view.acceptance(0.55, 1) > 1.2 * before[1]
+    assert view.acceptance(0.95, 0) == pytest.approx(turn(0.01).acceptance(0.95, 0))
 
 
 @given(st.lists(st.floats(0, 1), min_size=1, max_size=10), st.floats(0.0001, 0.3), st.floats(0, 0.1))
@@ -174,9 +305,9 @@ def test_more_confidence_never_shortens_a_ready_chain(confidences: list[float], 
 
 
 def test_limits() -> None:
-    assert not turn(0.001, limit=0).draft_more([])
-    assert not turn(0.001, limit=2).draft_more([0.9, 0.9])
-    assert not turn(0.001, max_draft_tokens=1).draft_more([0.9])
+    assert not turn(0.001, limit=0).draft_more(())
+    assert chain(turn(0.001, limit=2), [0.9] * 3) == (2, False)
+    assert chain(turn(0.001, max_draft_tokens=1), [0.9] * 3) == (1, False)
     assert turn(limit=2, pass_s=lambda n: 0.1).best_length([0.99] * 9) == 2
 
 
@@ -189,10 +320,8 @@ def test_reading_what_was_missed_counts() -> None:
 
 
 def test_the_decision_has_the_numbers_of_the_rule() -> None:
-    view = turn(0.001, limit=3)
-    view.draft_more([])
-    view.keep_last([0.95])
-    view.draft_more([0.95, 0.9, 0.9])
+    view = turn(0.001, limit=1)
+    assert chain(view, [0.95]) == (1, False)
     decision = view.decision
     assert isinstance(decision, Decision)
     assert decision.reason == "end"
@@ -294,7 +423,7 @@ def test_what_was_seen_fades() -> None:
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=400))
 @settings(max_examples=40, deadline=None)
 def test_estimates_stay_probabilities(trials: list[tuple[float, float]]) -> None:
-    for prior in (model_prior, match_prior):
+    for prior in (model_prior, match_prior, sibling_prior):
         acceptance = Acceptance(prior)
         for confidence, outcome in trials:
             acceptance.see(confidence)
@@ -304,7 +433,7 @@ def test_estimates_stay_probabilities(trials: list[tuple[float, float]]) -> None
         assert (acceptance.estimates <= 1 + 1e-9).all()
 
 
-@pytest.mark.parametrize("prior", [model_prior, match_prior])
+@pytest.mark.parametrize("prior", [model_prior, match_prior, sibling_prior])
 def test_priors_grow_with_confidence(prior: Callable[[np.ndarray], np.ndarray]) -> None:
     values = prior(np.linspace(0, 1, 50))
     assert (np.diff(values) >= 0).all()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -9,7 +10,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from lossless import Path, as_dict, distance, outcomes, reference_probs
+from lossless import Alternating, Path, RandomTrees, as_dict, distance, outcomes, reference_probs
 
 from specdec_cli.distribution import Distribution
 from specdec_cli.draft_length import Fixed
@@ -26,8 +27,10 @@ PENALIZED = SamplingParams(
 TOKENS = (1, 0, 2, 2)
 
 
-def drafter_on(context: FakeContext, params: SamplingParams, rng: Any, stop: Sequence[int] = ()) -> ModelDrafter:
-    return ModelDrafter(context, Sampler(params, 4), rng, stop)
+def drafter_on(
+    context: FakeContext, params: SamplingParams, rng: Any, stop: Sequence[int] = (), max_leaves: int = 1
+) -> ModelDrafter:
+    return ModelDrafter(context, Sampler(params, 4), rng, stop, max_leaves)
 
 
 def fake(**kwargs: int) -> FakeContext:
@@ -166,6 +169,121 @@ def test_any_jump_between_prefixes_gives_the_draft_of_a_fresh_cache(
     again, expected = drafter.propose(TOKENS, Fixed(4), 9), fresh.propose(TOKENS, Fixed(4), 9)
     assert (again.tokens, again.confidences) == (expected.tokens, expected.confidences)
     assert drafter.decode_s == context.decode_s > 0
+
+
+# ------------------------------------------------------------------ trees
+
+
+def tokens_to(draft: Draft, node: int) -> list[int]:
+    return [*tokens_to(draft, draft.parents[node]), draft.tokens[node]] if node >= 0 else []
+
+
+@pytest.mark.parametrize("params", [PLAIN, PENALIZED], ids=["plain", "penalized"])
+def test_siblings_are_drawn_without_replacement_from_what_they_carry(params: SamplingParams) -> None:
+    """Each carries the settings' own distribution without its earlier siblings, and comes as often as that says."""
+    context = fake()
+
+    def nodes(rng: Any) -> tuple[Any, ...]:
+        draft = drafter_on(fake(), params, rng, max_leaves=4).propose(TOKENS, RandomTrees(8, 5), 9)
+        points = [probs or Distribution.point(token) for token, probs in zip(draft.tokens, draft.probs, strict=True)]
+        return draft.tokens, draft.parents, tuple(tuple(as_dict(probs).items()) for probs in points)
+
+    found = outcomes(nodes)
+    assert max(max(parents.count(parent) for parent in parents) for _, parents, _ in found) >= 2
+    for (tokens, parents, attached), weight in found.items():
+        draft, expected = Draft(tokens, parents), 1.0
+        for node, (token, probs) in enumerate(zip(tokens, attached, strict=True)):
+            prefix = [*TOKENS, *tokens_to(draft, parents[node])]
+            reference = reference_probs(context.logits_after(prefix), params, prefix)
+            earlier = [tokens[other] for other in range(node) if parents[other] == parents[node]]
+            if len(reference) == 1:
+                # Nothing to sample: the likeliest ones, in order.
+                assert dict(probs) == {token: 1.0}
+                continue
+            left = {key: prob for key, prob in reference.items() if key not in earlier}
+            reference = {key: prob / sum(left.values()) for key, prob in left.items()}
+            assert distance(dict(probs), reference) < 1e-12
+            expected *= reference[token]
+        assert weight == pytest.approx(expected, abs=1e-12)
+
+
+def test_greedy_siblings_are_the_likeliest_tokens_by_conditional_probability() -> None:
+    draft = drafter_on(fake(), GREEDY, None, max_leaves=4).propose(TOKENS, RandomTrees(3, 12, wide=True), 9)
+    context = fake()
+    assert not draft.is_chain
+    assert set(draft.probs) == {None}
+    for parent, nodes in draft.children().items():
+        probs = reference_probs(context.logits_after([*TOKENS, *tokens_to(draft, parent)]), PLAIN)
+        assert [draft.tokens[node] for node in nodes] == list(probs)[: len(nodes)]
+        left = 1.0
+        for node in nodes:
+            prob = probs[draft.tokens[node]]
+            assert draft.confidences[node] == pytest.approx(prob / left)
+            left -= prob
+
+
+def test_a_grammar_bounds_the_siblings() -> None:
+    """Where one token is possible there is one child, whatever was asked for; penalties order them."""
+    constraint = Alternating(4, 0)
+    for params in (GREEDY, PLAIN, PENALIZED):
+        sampler = Sampler(params, 4, constraint)
+        drafter = ModelDrafter(fake(), sampler, np.random.default_rng(0), max_leaves=16)
+        draft = drafter.propose(TOKENS, RandomTrees(1, 30, wide=True), 4)
+        for node, token in enumerate(draft.tokens):
+            assert token in constraint.allowed(TOKENS, tokens_to(draft, draft.parents[node]))
+        for nodes in draft.children().values():
+            assert len({draft.tokens[node] for node in nodes}) == len(nodes)
+
+
+@settings(max_examples=60)
+@given(st.integers(0, 10**6), st.integers(1, 9), st.integers(1, 7), st.integers(1, 30), st.integers(5, 20))
+def test_a_tree_keeps_to_its_limits(seed: int, max_leaves: int, limit: int, num: int, num_ctx: int) -> None:
+    context = fake(num_ctx=num_ctx, max_leaves=6)
+    drafter = drafter_on(context, PLAIN, np.random.default_rng(seed), (2,), max_leaves)
+    draft = drafter.propose(TOKENS, RandomTrees(seed, num, wide=True), limit)
+    assert draft.num_leaves <= min(max_leaves, 6)
+    assert max(draft.depths) <= limit
+    assert len(draft) <= min(num, drafter.room(TOKENS))
+    assert all(draft.tokens[parent] != 2 for parent in draft.parents if parent >= 0)
+
+
+@pytest.mark.parametrize("num", [1, 2, 5, 12])
+def test_a_fixed_number_of_tokens_makes_a_best_first_tree(num: int) -> None:
+    """As many tokens in all, those that are accepted with the largest probability."""
+    draft = drafter_on(fake(), GREEDY, None, max_leaves=16).propose(TOKENS, Fixed(num), 9)
+    assert len(draft) == num
+    reaches = reaches_of(draft)
+    larger = drafter_on(fake(), GREEDY, None, max_leaves=16).propose(TOKENS, Fixed(num + 8), 9)
+    assert sorted(reaches) == pytest.approx(sorted(reaches_of(larger))[-num:])
+
+
+def reaches_of(draft: Draft) -> list[float]:
+    """A sibling is accepted after the rejection of those before it."""
+    reaches: list[float] = []
+    left: dict[int, list[float]] = {}
+    for node, parent in enumerate(draft.parents):
+        rejections = left.setdefault(parent, [])
+        acceptance = Fixed(1).acceptance(draft.confidences[node], len(rejections))
+        reaches.append((reaches[parent] if parent >= 0 else 1.0) * math.prod(rejections) * acceptance)
+        rejections.append(1.0 - acceptance)
+    return reaches
+
+
+def test_the_draft_models_cache_keeps_the_branch_that_was_taken() -> None:
+    context = fake()
+    drafter = drafter_on(context, GREEDY, None, max_leaves=4)
+    draft = drafter.propose(TOKENS, RandomTrees(3, 12, wide=True), 9)
+    decoded = context._draft
+    assert 4 < len(decoded) <= len(draft)
+    assert not decoded.is_chain
+    for node in range(len(decoded)):
+        taken = [*TOKENS, *tokens_to(draft, node), 1]
+        if not any(draft.parents[child] == node and draft.tokens[child] == 1 for child in range(len(decoded))):
+            assert drafter.num_behind(taken) == 1
+    taken = [*TOKENS, *tokens_to(draft, len(decoded) - 1), 1]
+    before = context.num_decoded
+    drafter.propose(taken, Fixed(1), 9)
+    assert context.num_decoded == before + 1
 
 
 @pytest.mark.parametrize("k", [0, 1, 4])

@@ -17,6 +17,7 @@ from lossless import (
     Alternating,
     Path,
     RandomPolicy,
+    RandomTrees,
     ScriptedDrafter,
     collect,
     distance,
@@ -160,6 +161,18 @@ def careless_model(bench: Bench, rng: Any) -> ModelDrafter:
     return ModelDrafter(FakeContext.random(78, num_vocab=bench.num_vocab), Sampler(PLAIN, bench.num_vocab), rng)
 
 
+def tree_model(bench: Bench, rng: Any) -> ModelDrafter:
+    """Trees: siblings without replacement, or the likeliest ones."""
+    context = FakeContext.random(77, num_vocab=bench.num_vocab)
+    return ModelDrafter(context, bench.sampler(), rng, bench.stop_tokens, max_leaves=4)
+
+
+def greedy_trees(bench: Bench, rng: Any) -> ModelDrafter:
+    """Point masses for a target that is sampled."""
+    context = FakeContext.random(77, num_vocab=bench.num_vocab)
+    return ModelDrafter(context, Sampler(GREEDY, bench.num_vocab), rng, max_leaves=16)
+
+
 def padded_model(bench: Bench, rng: Any) -> ModelDrafter:
     """A draft model whose logits rows are longer than the target's, as padded vocabularies are."""
     return ModelDrafter(FakeContext.random(79, num_vocab=bench.num_vocab + 2), bench.sampler(), rng)
@@ -186,7 +199,7 @@ def sampled_tree(bench: Bench, rng: Any) -> ScriptedDrafter:
     return ScriptedDrafter(script)
 
 
-MODEL_DRAFTERS = [other_model, same_model, careless_model, padded_model]
+MODEL_DRAFTERS = [other_model, same_model, careless_model, padded_model, tree_model]
 DRAFTERS = [*MODEL_DRAFTERS, fixed_tree, fixed_chain, sampled_tree]
 
 
@@ -263,6 +276,36 @@ def test_no_policy_biases_the_answer(policy: Callable[[], LengthPolicy]) -> None
     assert_exact(Bench(policy=policy, max_tokens=3, num_vocab=2, seed=5), other_model)
 
 
+@pytest.mark.parametrize("name", ["plain", "top-k", "penalties", "bias", "xtc", "mirostat 2", "everything"])
+def test_a_tree_of_any_shape_keeps_the_distribution(name: str) -> None:
+    """Up to four tokens, sampled in any order of branches; how it goes on depends on chance and on what was drawn."""
+    bench = Bench(params=SETTINGS[name], max_tokens=2, seed=3, policy=lambda: RandomTrees(1, 4))
+    assert_exact(bench, tree_model)
+    assert_exact(replace(bench, constrained=True, stop_tokens={2}), tree_model)
+
+
+@pytest.mark.parametrize("name", ["plain", "everything"])
+def test_trees_of_depth_and_width_four_keep_the_distribution(name: str) -> None:
+    """Of point masses, so that only verification is by chance; 24 tokens, of which many are tried and rejected."""
+    shapes: list[tuple[int, int]] = []
+
+    def drafter(bench: Bench, rng: Any) -> ModelDrafter:
+        found = greedy_trees(bench, rng)
+        propose = found.propose
+
+        def observed(*args: Any) -> Draft:
+            draft = propose(*args)
+            shapes.append((max(draft.depths, default=0), max(map(len, draft.children().values()), default=0)))
+            return draft
+
+        found.propose = observed  # type: ignore[method-assign]
+        return found
+
+    bench = Bench(num_vocab=4, params=SETTINGS[name], max_tokens=4, policy=lambda: RandomTrees(2, 24, wide=True))
+    assert_exact(bench, drafter)
+    assert (4, 4) in shapes
+
+
 @pytest.mark.parametrize(
     "kind",
     [{"can_forget": True}, {"can_forget": False}, {"can_forget": False, "num_snapshots": 1, "can_save": True}],
@@ -313,6 +356,10 @@ NUM_ANSWERS = 700
         ("dry", fixed_tree),
         ("mirostat 2", other_model),
         ("xtc constrained", other_model),
+        ("plain", tree_model),
+        ("penalties", tree_model),
+        ("top-k", tree_model),
+        ("everything constrained", tree_model),
     ],
     ids=lambda value: value if isinstance(value, str) else value.__name__,
 )
@@ -320,7 +367,8 @@ def test_sampled_answers_pass_chi_squared(name: str, make: Callable[[Bench, Any]
     """One generator an answer, seeded as a user's would be; a correct program fails one such test in 10 000."""
     constrained = name.endswith(" constrained")
     params = SETTINGS[name.removesuffix(" constrained")]
-    bench = Bench(params=params, constrained=constrained, num_vocab=4, max_tokens=3, policy=lambda: Fixed(3))
+    policy = (lambda: RandomTrees(1, 24, wide=True)) if make is tree_model else (lambda: Fixed(3))
+    bench = Bench(params=params, constrained=constrained, num_vocab=4, max_tokens=3, policy=policy)
     counts: Counter[Path] = Counter()
     target = bench.target()
     for seed in range(NUM_ANSWERS):
@@ -412,6 +460,7 @@ def greedy_cases(draw: st.DrawFn) -> tuple[Bench, Any]:
         *[lambda k=k: Fixed(k) for k in range(9)],
         *[lambda c=c: Fixed(4, c) for c in (0.0, 0.5, 1.0)],
         lambda: RandomPolicy(5),
+        lambda: RandomTrees(5, 30),
     ]
     bench = Bench(
         num_vocab=num_vocab,
@@ -450,9 +499,8 @@ def drafters(draw: st.DrawFn, bench: Bench) -> Any:
         (bench.num_vocab,) * 3
     )
     kwargs = {"can_forget": draw(st.booleans()), "chunk": draw(st.integers(1, 5)), "num_ctx": draw(st.integers(4, 40))}
-    return ModelDrafter(
-        FakeContext(table, **kwargs), bench.sampler(), rng, draw(st.sampled_from([(), bench.stop_tokens]))
-    )
+    stop_tokens, max_leaves = draw(st.sampled_from([(), bench.stop_tokens])), draw(st.sampled_from([1, 2, 4, 16]))
+    return ModelDrafter(FakeContext(table, **kwargs), bench.sampler(), rng, stop_tokens, max_leaves)
 
 
 class RoomyTrees(ScriptedDrafter):
@@ -606,23 +654,31 @@ class LoggingContext(FakeContext):
         super().__init__(*args, **kwargs)
         self.prefixes: list[Path] = []
 
-    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Any:
-        held = list(self._cells)
-        sequence = [*tokens, *draft.tokens]
-        result = super()._decode(tokens, draft, rows=rows)
-        self.prefixes += [tuple(held + sequence[: index + 1]) for index in range(len(sequence))]
+    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool, num_old: int = 0) -> Any:
+        held = list(self._cells[: len(self._cells) - num_old])
+        result = super()._decode(tokens, draft, rows=rows, num_old=num_old)
+        self.prefixes += [(*held, *tokens[: index + 1]) for index in range(len(tokens))]
+        paths: list[list[int]] = []
+        for token, parent in zip(draft.tokens, draft.parents, strict=True):
+            paths.append([*(paths[parent] if parent >= 0 else [*held, *tokens]), token])
+        self.prefixes += [tuple(path) for path in paths[num_old:]]
         return result
 
 
+@pytest.mark.parametrize("max_leaves", [1, 8])
 @pytest.mark.parametrize("name", ["plain", "everything"])
-@pytest.mark.parametrize("policy", [lambda: Fixed(1), lambda: Fixed(4), lambda: Fixed(4, 0.5), lambda: RandomPolicy(1)])
-def test_no_token_is_decoded_twice(policy: Callable[[], LengthPolicy], name: str) -> None:
+@pytest.mark.parametrize(
+    "policy",
+    [lambda: Fixed(1), lambda: Fixed(4), lambda: Fixed(4, 0.5), lambda: RandomPolicy(1), lambda: RandomTrees(1, 12)],
+)
+def test_no_token_is_decoded_twice(policy: Callable[[], LengthPolicy], name: str, max_leaves: int) -> None:
     for seed in range(3):
         bench = Bench(num_vocab=4, max_tokens=40, prompt=(1, 2, 3, 0, 1), params=SETTINGS[name], policy=policy)
         target = LoggingContext(bench.target()._table, chunk=3)
         draft_model = LoggingContext(FakeContext.random(77, num_vocab=4)._table, chunk=3)
         rng = np.random.default_rng(seed)
-        events = list(bench.events(ModelDrafter(draft_model, bench.sampler(), rng), rng, target))
+        drafter = ModelDrafter(draft_model, bench.sampler(), rng, max_leaves=max_leaves)
+        events = list(bench.events(drafter, rng, target))
         for context in (target, draft_model):
             assert len(context.prefixes) == len(set(context.prefixes)) == context.num_decoded
         rounds = [event for event in events if isinstance(event, Round)]
@@ -783,10 +839,10 @@ def fail_at(context: FakeContext, call: int, error: type[BaseException]) -> None
     """Let the `call`-th decode call from now raise, a part of it done."""
     original, calls = context._decode, itertools.count(1)
 
-    def decode(tokens: Sequence[int], draft: Draft, *, rows: bool) -> Any:
+    def decode(*args: Any, **kwargs: Any) -> Any:
         if next(calls) == call:
             context.fail_next = error("stopped")
-        return original(tokens, draft, rows=rows)
+        return original(*args, **kwargs)
 
     context._decode = decode  # type: ignore[method-assign]
 

@@ -144,6 +144,7 @@ TREES = {
     "branch behind the root": [-1, 0, 0, 1, 2],
     "branches at two depths": [-1, 0, 1, 0, -1, 4],
     "interleaved": [-1, -1, 0, 1, 2, 3, 4],
+    "branches of a branch": [-1, -1, 1, 1, 3, 3],
 }
 
 
@@ -162,6 +163,60 @@ def test_tree_rows_and_every_path(model, parents):
             assert list(context.tokens) == following[:-1]
             context.sync(following)
             assert_logits(context.score(Draft.chain([98]))[1], model, [*following, 98])
+
+
+@pytest.mark.parametrize("parents", [*TREES.values(), [-1, 0, 1, 2]], ids=[*TREES.keys(), "chain"])
+@pytest.mark.parametrize("sizes", [[1] * 7, [2, 1, 3, 1], [1, 6]], ids=["one by one", "mixed", "one and the rest"])
+def test_a_tree_that_grows_has_the_logits_of_its_branches(model, parents, sizes):
+    """Children of nodes in the cache and of nodes in the same batch; kept by what was taken, or by what is synced."""
+    tokens = random_tokens(9)
+    draft = tree(range(60, 60 + len(parents)), parents)
+    with open_context(model, max_leaves=4) as context:
+        for last in range(-1, len(draft)):
+            following = [*tokens, *(draft.tokens[node] for node in path_to(draft, last)), 99]
+            context.sync(tokens)
+            context.score()
+            before, size = context.num_decoded, 0
+            for num in sizes:
+                rows = context.grow(draft.first(size + num))
+                for node in range(size, min(size + num, len(draft))):
+                    path = [draft.tokens[index] for index in path_to(draft, node)]
+                    assert_logits(rows[node - size], model, tokens + path)
+                size = min(size + num, len(draft))
+            assert context.num_decoded == before + size
+            if last % 2:
+                context.keep([node for node in path_to(draft, last) if node < size])
+            decoded = context.num_decoded
+            context.sync(following)
+            assert_logits(context.score(Draft.chain([98]))[1], model, [*following, 98])
+            num_new = sum(node >= size for node in path_to(draft, last))
+            assert context.num_decoded == decoded + 2 + num_new
+
+
+def test_a_scored_tree_can_grow(model):
+    tokens = random_tokens(5)
+    draft = tree([60, 61, 62, 63, 64, 65, 66], [-1, -1, 0, 1, 0, 2, 3])
+    with open_context(model, max_leaves=4) as context:
+        context.sync(tokens)
+        context.score(draft.first(3))
+        rows = context.grow(draft)
+        for node in range(3, 7):
+            path = [draft.tokens[index] for index in path_to(draft, node)]
+            assert_logits(rows[node - 3], model, tokens + path)
+        context.keep([1, 3])
+        context.sync([*tokens, 61, 63, 5])
+        assert_logits(context.score()[0], model, [*tokens, 61, 63, 5])
+
+
+def test_growing_beyond_the_leaves_is_refused(model):
+    with open_context(model, max_leaves=2) as context:
+        context.sync([1, 2])
+        context.score()
+        context.grow(tree([5, 6], [-1, -1]))
+        with pytest.raises(ValueError, match="3 leaves; this context takes 2"):
+            context.grow(tree([5, 6, 7], [-1, -1, -1]))
+        context.sync([1, 2, 6, 4])
+        assert_logits(context.score()[0], model, [1, 2, 6, 4])
 
 
 def test_chain_behind_a_tree_in_the_same_slots(model):
@@ -213,7 +268,11 @@ def test_any_order_of_calls(model, steps):
                     context.score(draft)
                 interrupt.clear_stop()
                 continue
-            rows = context.score(draft)
+            if action % 2:
+                rows = context.score(draft)
+            else:
+                rows = context.score(draft.first(len(draft) // 2)).copy()
+                rows = np.concatenate([rows, context.grow(draft)])
             node = min(last, len(draft) - 1)
             path = path_to(draft, node)
             following = tokens + [draft.tokens[index] for index in path]
@@ -525,10 +584,10 @@ class Recording(ExactContext):
         super().__init__(*args)
         self.decoded: list[tuple[int, ...]] = []
 
-    def _decode(self, tokens, draft, *, rows):
+    def _decode(self, tokens, draft, **kwargs):
         whole = [*self.tokens, *tokens]
         self.decoded += [tuple(whole[:end]) for end in range(len(self.tokens) + 1, len(whole) + 1)]
-        return super()._decode(tokens, draft, rows=rows)
+        return super()._decode(tokens, draft, **kwargs)
 
 
 def generate(target, drafter, params, *, prompt, num_draft_tokens=4, num_vocab=None, max_tokens=300, seed=7):

@@ -34,6 +34,7 @@ INFO: dict[str, object] = {
     "seed_drawn": True,
     "sampling": {"temperature": 0.8},
     "num_ctx": 4096,
+    "draft_branches": 8,
     "draft_confidence": 0.5,
     "temperature": 0.0,
 }
@@ -398,6 +399,12 @@ class TestSummary:
             "time 4.50 s · verify 89% · other 11% · peak memory 1.87 GB\n"
         )
 
+    def test_trees_are_counted_where_there_were_some(self) -> None:
+        stats = numbers()
+        stats.num_trees, stats.num_branches = 2, 5
+        assert "\n2 trees of 2.5 branches\n" in shown(stats=stats)[1]
+        assert "tree" not in shown(stats=numbers())[1]
+
     def test_nothing_generated(self) -> None:
         err = shown(stats=Stats(wall_s=0.25), info={}, events=[], reason="interrupted")[1]
         assert err == ("0 tokens\ntime 0.25 s · peak memory 1.87 GB\nstopped: interrupted while reading the prompt\n")
@@ -526,6 +533,7 @@ class TestJson:
             "type": "round", "index": 0, "num_drafted": 3, "num_accepted": 1, "num_tokens": 2,
             "draft_s": 0.25, "verify_s": 0.5, "total_s": 1.0, "propose_s": 0.0,
             "drafters": [], "confidences": [], "outcomes": [], "target_confidence": 0.0, "decision": None,
+            "parents": [], "tried": [], "path": [],
         }  # fmt: skip
         end = lines[-1]
         assert (end["reason"], end["text"], end["num_tokens"], end["comparison"]) == ("length", TEXT, 5, None)
@@ -818,3 +826,8 @@ class TestConversation:
             assert "\x1b" not in text
             assert "name" in text
         assert summary.table_text(io.StringIO(), "auto", []) == ""
+
+
+def test_explain_tells_how_many_branches_a_tree_had() -> None:
+    tree = Round(0, 4, 1, 2, 0.1, 0.1, 0.2, drafters=("model",) * 4, parents=(-1, -1, 0, 0), tried=(0,), path=(0,))
+    assert explain_text([tree]).splitlines()[1].split() == ["0", "model/3", "4", "1"]

@@ -79,7 +79,7 @@ class Writing(CachedContext):
         self.last = model.eos if end else model.pieces.index(b"c")
         self.fed: list[int] = []
 
-    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Logits | None:
+    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool, num_old: int = 0) -> Logits | None:
         self.fed += tokens
         written = self.tokenizer.decode([*self._cached, *tokens])
         rest = self.text[len(written) :] if self.text.startswith(written) else b""

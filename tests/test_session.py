@@ -507,7 +507,7 @@ class TestTiny:
             assert drafted.stats.num_accepted > 0
             assert isinstance(drafted, Result)
 
-    @pytest.mark.parametrize("drafter", ["auto", "ngram", "model"])
+    @pytest.mark.parametrize("drafter", ["auto", "ngram", "model", "tree"])
     def test_every_drafter_gives_the_baselines_answer(self, folder: Path, drafter: DrafterName) -> None:
         with self.open(folder) as session:
             prompt = session.encode("one two three one two three one two")
@@ -517,6 +517,33 @@ class TestTiny:
             tie = session.near_tie(prompt, drafted.tokens, plain.tokens)
             assert tie is None or tie.gap < 0.05
             assert set(drafted.stats.drafted_by_drafter) <= {"model", "ngram"}
+
+    @pytest.mark.parametrize("params", [GREEDY, SamplingParams(seed=3), SamplingParams(seed=3, mirostat=2)])
+    def test_trees_of_real_models(self, folder: Path, params: SamplingParams) -> None:
+        """Greedy answers are the baseline's, a seed repeats an answer, and one branch is a chain."""
+        tree = Drafting("tree", 12, 0.0)
+        options = SessionOptions(tree, threads=1)
+        with specdec_cli.load(target=folder / "target.gguf", draft=folder / "draft.gguf", options=options) as session:
+            prompt = session.encode("one two three one two three one two")
+            answers = []
+            for drafting in (tree, tree, Drafting("tree", 12, 0.0, max_branches=1), Drafting("model", 12, 0.0)):
+                session.clear()
+                answers.append(session.generate(prompt, sampling=params, max_tokens=60, drafting=drafting))
+            assert session.num_branches == 8
+            assert answers[0].tokens == answers[1].tokens
+            assert answers[2].tokens == answers[3].tokens
+            assert (answers[0].stats.num_trees > 0) == (params.mirostat == 0)
+            assert answers[2].stats.num_trees == answers[3].stats.num_trees == 0
+            if params.is_greedy:
+                session.clear()
+                plain = session.generate(prompt, sampling=params, max_tokens=60, drafting=PLAIN_DECODING)
+                tie = session.near_tie(prompt, answers[0].tokens, plain.tokens)
+                assert tie is None or tie.is_explained
+
+    def test_chains_need_no_room_for_branches(self, folder: Path) -> None:
+        with self.open(folder) as session:
+            session.prepare(1, 1)
+            assert session.num_branches == 1
 
     def test_the_tuned_file_and_its_settings_are_used(self, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         tuned = Tuned(folder / "padded.gguf", "Q4_0 pure", threads=1, kv_type="q8_0", flash_attention=True)

@@ -47,6 +47,25 @@ def test_rates(stats: Stats) -> None:
     assert stats.acceptance_by_position == pytest.approx([2 / 3, 1 / 3, 0, 0])
 
 
+def test_a_tree_is_counted_by_depth_and_by_what_was_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not by the order of its tokens: the third is of the first level, and accepted."""
+    tree = Round(
+        0, 5, 2, 3, 0.1, 0.3, 0.5, drafters=("model", "model", "ngram", "model", "ngram"), parents=(-1, 0, -1, 1, 2),
+        outcomes=(0.0, 1.0, 1.0), tried=(0, 2, 4), path=(2, 4),
+    )  # fmt: skip
+    assert (list(tree.depths), list(tree.ranks), tree.num_leaves) == ([1, 2, 1, 3, 2], [0, 0, 1, 0, 0], 2)
+    stats = fed(monkeypatch, [(1.0, tree), (2.0, TIMED[4][1])])
+    assert (stats.drafted_by_position, stats.accepted_by_position) == ([3, 3, 1], [2, 2, 0])
+    assert stats.drafted_by_drafter == {"model": 3, "ngram": 2}
+    assert stats.accepted_by_drafter == {"model": 0, "ngram": 2}
+    assert (stats.num_trees, stats.num_branches) == (1, 2)
+
+
+def test_a_cut_off_path_counts_as_far_as_it_was_committed(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = Round(0, 3, 1, 1, 0.1, 0.3, 0.5, parents=(-1, -1, 1), outcomes=(0.0, 1.0, 1.0), tried=(0, 1, 2), path=(1, 2))
+    assert fed(monkeypatch, [(1.0, tree)]).accepted_by_position == [1, 0]
+
+
 def test_times(stats: Stats) -> None:
     assert stats.first_token_s == pytest.approx(1.0)
     assert stats.first_round_s == pytest.approx(1.0)

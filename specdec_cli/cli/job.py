@@ -250,6 +250,7 @@ def answer_info(
         "drafter": _drafter(session, drafting),
         "num_draft_tokens": drafting.num_draft_tokens,
         "draft_confidence": drafting.min_confidence,
+        "draft_branches": min(drafting.num_branches, session.num_branches),
         "num_ctx": session.num_ctx,
         "temperature": params.temperature,
         "seed": params.seed,

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from specdec_cli.types import Drafting, SamplingParams
 
 ColorChoice = Literal["auto", "always", "never"]
-DrafterChoice = Literal["auto", "model", "ngram", "none"]
+DrafterChoice = Literal["auto", "model", "tree", "ngram", "none"]
 
 
 def _option(*names: str, panel: str | None = None, **settings: Any) -> Any:
@@ -141,7 +141,10 @@ class DraftingFlags:
 
     drafter: Annotated[
         DrafterChoice,
-        _drafting("--drafter", help="what proposes tokens: the draft model, repeated text, whichever pays, or nothing"),
+        _drafting(
+            "--drafter",
+            help="what proposes tokens: the draft model, in chains or trees, repeated text, whichever pays, or nothing",
+        ),
     ] = "auto"
     no_draft: Annotated[bool, _drafting("--no-draft", envvar=None, help="plain decoding by the target, as `-k 0`")] = (
         False
@@ -158,6 +161,9 @@ class DraftingFlags:
         float,
         _drafting("--draft-confidence", metavar="P", help="with `-k K`, end a draft at a less probable token"),
     ] = 0.5
+    draft_branches: Annotated[
+        int, _drafting("--draft-branches", metavar="N", help="most branches of a draft tree, 1 drafts chains only")
+    ] = 8
     ngram_cache: Annotated[
         Path | None,
         _drafting(
@@ -211,8 +217,8 @@ class DraftingFlags:
         if saved.draft_confidence is not None and "draft_confidence" not in given:
             confidence = saved.draft_confidence
         # Checked also when it is not used.
-        drafting = Drafting(drafter, num, confidence)
-        return Drafting("none", num, confidence) if self.no_draft or drafting.is_off else drafting
+        drafting = Drafting(drafter, num, confidence, self.draft_branches)
+        return replace(drafting, drafter="none") if self.no_draft or drafting.is_off else drafting
 
     def _drafter(self, saved: PairSettings, given: Set[str]) -> DrafterChoice:
         if "drafter" in given:
@@ -242,8 +248,9 @@ class DraftingFlags:
         from specdec_cli.session import SessionOptions
 
         drafting = self.drafting(choice.pair, choice.num_draft_tokens, given)
-        if drafting.drafter == "model" and choice.draft is None and not drafting.is_off:
-            raise UsageError("`--drafter model` needs a draft model", "name one with `--draft MODEL`, or a pair")
+        if drafting.drafter in {"model", "tree"} and choice.draft is None and not drafting.is_off:
+            hint = "name one with `--draft MODEL`, or a pair"
+            raise UsageError(f"`--drafter {drafting.drafter}` needs a draft model", hint)
         return SessionOptions(
             drafting, model.ctx, model.gpu_layers, model.draft_gpu_layers, model.threads, model.kv_type, model.tuned,
             self.ngram_cache, model.force,

@@ -14,9 +14,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from specdec_cli.drafters.model import NAME, ModelDrafter
+from specdec_cli.drafters.tree import GrowingDraft
 from specdec_cli.sampling import Sampler, top_probability
 from specdec_cli.translation import SharedTokens, Translation, Translator, is_cut, num_complete
-from specdec_cli.types import Constraint, Context, Draft, LengthPolicy, Logits, SamplingParams
+from specdec_cli.types import Candidate, Constraint, Context, Draft, LengthPolicy, Logits, SamplingParams
 
 _LOOK_BACK = 6
 """Committed tokens of the target with which a draft's text is read."""
@@ -126,14 +127,18 @@ class Retokenized:
         before = self._before(tokens)
         told: list[float] = []
         standing: Standing = []
-        while len(told) < limit and policy.draft_more(told):
+        reach, goes_on = 1.0, limit > 0 and policy.draft_more(told)
+        while goes_on:
             standing = self._grow(chain, before, len(told), policy)
             if len(standing) <= len(told) or not self._is_allowed(tokens, standing, len(told)):
                 break
             confidence = standing[len(told)][1]
-            if not policy.keep_last([*told, confidence]):
+            reach *= policy.acceptance(confidence, 0)
+            num_taken, goes_on = policy.branch(told, [Candidate(confidence, reach, len(told) + 1)])
+            if not num_taken:
                 break
             told.append(confidence)
+            goes_on = goes_on and len(told) < limit
         self._last = chain
         if standing:
             self._ratio += _RATIO_GAIN * (len(chain.tokens) / len(standing) - self._ratio)
@@ -307,10 +312,10 @@ class Intersected(ModelDrafter):
         """Tokens that the draft model decodes for its first proposal."""
         return self._context.num_missing(self._translation.ids(tokens))
 
-    def _row(self, tokens: Sequence[int]) -> Logits:
+    def _decode(self, tokens: Sequence[int], draft: GrowingDraft) -> Logits:
         # Never more than the cache takes, however it is read: a bad draft is better than an end.
-        self._context.sync(self._translation.ids(tokens)[-self._context.num_ctx :])
-        own = self._context.score()[0]
-        row = np.full(self._num_vocab, -np.inf, dtype=own.dtype)
-        row[self._shared.target] = own[self._shared.draft]
-        return row
+        self._context.sync(self._translation.ids([*tokens, *draft.tokens])[-self._context.num_ctx :])
+        own = self._context.score()
+        rows = np.full((1, self._num_vocab), -np.inf, dtype=own.dtype)
+        rows[:, self._shared.target] = own[:, self._shared.draft]
+        return rows

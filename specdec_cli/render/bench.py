@@ -74,6 +74,7 @@ def _result(measurement: Measurement, setting: Setting) -> Document:
         "drafter": drafting.drafter,
         "num_draft_tokens": drafting.num_draft_tokens,
         "draft_confidence": drafting.min_confidence,
+        "draft_branches": drafting.num_branches,
         "parts": parts,
     }
 

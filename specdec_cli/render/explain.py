@@ -19,8 +19,9 @@ _HEAD = "    round drafter   K  ok       A       p     R/s    d ms  t(n) ms  t(n
 def explain_text(rounds: Sequence[Round]) -> str:
     """A line a round, one for neighbors that are plain decoding.
 
-    K tokens were drafted and ok of them accepted; A is the probability that all are, p that of one more; R is what a
-    second is worth in tokens, d one more draft step, t(n) the target's pass over this draft.
+    K tokens were drafted and ok of them accepted, in a tree of as many branches as the drafter's name is followed by; A
+    is the probability that all are, in a tree that one of the last is, p that of one more; R is what a second is worth
+    in tokens, d one more draft step, t(n) the target's pass over this draft.
     """
     # Long stretches of plain decoding say the same thing in every round.
     runs = [list(run) for _, run in itertools.groupby(rounds, _kind)]
@@ -37,6 +38,7 @@ def _line(run: Sequence[Round]) -> str:
     record = run[-1]
     index = str(record.index) if len(run) == 1 else f"{run[0].index}-{record.index}"
     name = "+".join(dict.fromkeys(record.drafters)) or "-"
+    name += f"/{record.num_leaves}" if record.parents else ""
     line = f"{index:>9} {name:8} {record.num_drafted:2}  {record.num_accepted:2}"
     decision = record.decision
     if decision is None:

@@ -26,6 +26,8 @@ STATS_FIELDS = (
     "num_rounds",
     "num_drafted",
     "num_accepted",
+    "num_trees",
+    "num_branches",
     "drafted_by_position",
     "accepted_by_position",
     "acceptance_by_position",

@@ -226,6 +226,9 @@ def _draft_lines(stats: Stats, width: int, glyphs: Glyphs) -> list[Line]:
         _part("acceptance rate ", f"{stats.acceptance_rate:.0%}", counts, "bold green"),
         _part("mean acceptance length ", f"{stats.mean_acceptance_length:.2f}"),
     ]
+    if stats.num_trees:
+        trees = f" {'tree' if stats.num_trees == 1 else 'trees'} of {stats.num_branches / stats.num_trees:.1f} branches"
+        rates.append(_part("", str(stats.num_trees), trees))
     return [rates, [_by_position(stats.acceptance_by_position, width, glyphs)]]
 
 
