@@ -310,7 +310,7 @@ def test_a_checkpoint_is_gone_back_to() -> None:
         tokens = [*tokens, *draft.tokens[:num_kept], 1]
     # 11 + 1 + 3; then two more than 1 + 3, three more, six more.
     assert sizes == [(15, 2), (6, 1), (7, 1), (10, 1)]
-    assert list(context.tokens) == tokens[:11]
+    assert list(context.tokens) == context._cells == tokens[:11]
     context.sync(tokens)
     check_rows(context, tokens, EMPTY_DRAFT, context.score())
 
@@ -362,9 +362,10 @@ def test_a_checkpoint_goes_with_its_text(num_snapshots: int) -> None:
     context.fail_next = KeyboardInterrupt()
     context.sync([*other, 2, 0])
     with pytest.raises(KeyboardInterrupt):
-        context.score()
+        context.score(Draft.chain([1]))
     context.sync([*other, 2, 0])
     check_rows(context, [*other, 2, 0], EMPTY_DRAFT, context.score())
+    assert context._cells == [*other, 2, 0]
 
 
 @pytest.mark.parametrize("num_kept", range(6))
