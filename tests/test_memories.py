@@ -386,6 +386,21 @@ def test_an_answer_goes_on_after_an_interrupted_call(model: Model, nodes: int) -
         assert_same(model, prompt, tokens[len(prompt) :][:60], answer[:60])
 
 
+def test_a_broken_checkpoint_is_not_believed_after_an_interruption(recurrent: Model) -> None:
+    """llama.cpp has taken the positions off by itself then, and the state looks as if it were of the right length."""
+    tokens = random_tokens(30)
+    with Interruptible(recurrent) as context:
+        sync_and_score(context, tokens)
+        context.sync([*tokens, 1])
+        context.nodes_left = 20
+        with pytest.raises(KeyboardInterrupt):
+            context.score()
+        context.nodes_left = -1
+        assert context._num_saved == 30
+        context._state[0] ^= 0xFF
+        assert_logits(sync_and_score(context, [*tokens, 1]), recurrent, [*tokens, 1])
+
+
 def test_a_prompt_is_not_read_from_its_start_after_an_interruption(recurrent: Model) -> None:
     tokens = random_tokens(3 * CHUNK + 100)
     with Interruptible(recurrent, 2048) as context:

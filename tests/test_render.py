@@ -531,7 +531,7 @@ class TestJson:
         assert lines[2] == {"type": "token", "id": 2, "text": " [bold]hi[/bold]", "source": "recovered"}
         assert lines[3] == {
             "type": "round", "index": 0, "num_drafted": 3, "num_accepted": 1, "num_tokens": 2,
-            "draft_s": 0.25, "verify_s": 0.5, "total_s": 1.0, "propose_s": 0.0,
+            "draft_s": 0.25, "verify_s": 0.5, "total_s": 1.0, "propose_s": 0.0, "num_reread": 0,
             "drafters": [], "confidences": [], "outcomes": [], "target_confidence": 0.0, "decision": None,
             "parents": [], "tried": [], "path": [],
         }  # fmt: skip
