@@ -28,6 +28,7 @@ from specdec_cli.acceptance import Acceptance, match_prior, model_prior
 from specdec_cli.cost import CostModel, Timing
 from specdec_cli.draft_length import CostRule, Fixed
 from specdec_cli.drafters.ngram import NgramDrafter
+from specdec_cli.drafters.tree import GrowingDraft, grow
 from specdec_cli.prompts import read_prompts
 from specdec_cli.sampling import top_probability
 from specdec_cli.session import Session, SessionOptions
@@ -60,6 +61,21 @@ def record(session: Session, text: str, max_tokens: int) -> dict[str, Any]:
                 break
         chains.append(chain)
     return {"prompt": prompt, "answer": list(answer), "chains": chains}
+
+
+@dataclass
+class _Recorded:
+    """The only child that a chain's token may get."""
+
+    token: int
+    confidence: float
+
+    @property
+    def confidences(self) -> Sequence[float]:
+        return [self.confidence]
+
+    def draw(self) -> tuple[int, None]:
+        return self.token, None
 
 
 @dataclass
@@ -119,18 +135,15 @@ class Replay:
             chain = chain + [(-1, chain[-1][1], False)] * MAX_CHAIN
         chain = chain[: min(MAX_CHAIN, len(self.answer) - place)]
         turn = policy.of("model", behind, len(chain))
-        tokens, confidences, seconds = list[int](), list[float](), 0.0
-        for token, confidence, _ in chain:
-            if not turn.draft_more(confidences):
-                break
-            step_s = self.step_s(behind)
-            turn.spent(behind, step_s)
-            seconds, behind = seconds + step_s, 1
-            if not turn.keep_last([*confidences, confidence]):
-                break
-            tokens.append(token)
-            confidences.append(confidence)
-        return Draft.chain(tokens, confidences=confidences, drafter="model"), seconds
+        steps: list[float] = []
+
+        def expand(draft: GrowingDraft, _nodes: Sequence[int]) -> list[_Recorded]:
+            num = 1 if steps else behind
+            steps.append(self.step_s(num))
+            turn.spent(num, steps[-1])
+            return [_Recorded(*chain[len(draft)][:2])]
+
+        return grow(GrowingDraft("model", 1), expand, turn, len(chain)), sum(steps)
 
     def bound(self) -> float:
         """Rate of whoever knows what will be accepted: the shortest way through the answer, in any number of rounds."""

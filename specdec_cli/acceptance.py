@@ -19,7 +19,7 @@ _KEEP_OUTCOME = 0.99
 _KEEP_SEEN = 0.97
 
 
-def model_prior(confidence: Floats) -> Floats:
+def model_prior(confidence: Floats | float) -> Floats:
     """Acceptance of a draft model's token by its top probability, before anything was seen."""
     return np.asarray(0.15 + 0.83 * confidence)
 
@@ -29,7 +29,7 @@ def match_prior(confidence: Floats) -> Floats:
     return np.asarray(np.clip(1.4 * confidence - 0.33, 0.03, 0.9))
 
 
-def sibling_prior(confidence: Floats) -> Floats:
+def sibling_prior(confidence: Floats | float) -> Floats:
     """Acceptance of a draft model's second, third, ... choice, those before it rejected, before anything was seen."""
     return np.asarray(0.02 + 0.85 * confidence)
 

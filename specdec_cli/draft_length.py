@@ -42,7 +42,7 @@ class Fixed(LengthPolicy):
 
     def acceptance(self, confidence: float, rank: int) -> float:
         """What is usual: it orders the branches of a tree."""
-        return float((sibling_prior if rank else model_prior)(np.asarray(confidence)))
+        return float((sibling_prior if rank else model_prior)(confidence))
 
     def learn(self, record: Round) -> None:
         """Nothing to learn: the length is fixed."""

@@ -302,7 +302,7 @@ def test_sweep(has_model: bool) -> None:
     settings = sweep_settings(has_model)
     assert len({setting.name for setting in settings}) == len(settings)
     drafters = {setting.drafting.drafter for setting in settings}
-    assert drafters == ({"auto", "model", "ngram"} if has_model else {"ngram"})
+    assert drafters == ({"auto", "model", "tree", "ngram"} if has_model else {"ngram"})
     main = "model" if has_model else "ngram"
     lengths = {s.drafting.num_draft_tokens for s in settings if s.drafting.drafter == main}
     assert lengths == {None, 1, 2, 3, 5, 8}

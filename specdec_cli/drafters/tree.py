@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import bisect
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 from specdec_cli.distribution import Distribution
 from specdec_cli.types import EMPTY_DRAFT, MAX_DRAFT_TOKENS, Candidate, Draft, LengthPolicy
@@ -30,8 +29,7 @@ class Siblings(Protocol):
         """The next child: its token, and the distribution that it was sampled from."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class _Place:
+class _Place(NamedTuple):
     """Where the next token may be drawn."""
 
     parent: int
@@ -119,8 +117,11 @@ class GrowingDraft:
             self._reaches.append(place.candidate.reach)
             self.depths.append(place.candidate.depth)
             self._num_free -= place.rank > 0
-        drawn = {id(place) for place in places}
-        self._places = [entry for entry in self._places if id(entry[2]) not in drawn]
+        if len(places) == len(self._places):
+            self._places.clear()
+        else:
+            drawn = {id(place) for place in places}
+            self._places = [entry for entry in self._places if id(entry[2]) not in drawn]
         return range(first, len(self))
 
 
