@@ -399,6 +399,17 @@ def test_which_method(pairs: Path) -> None:
         assert session.draft_method(hot) is None
 
 
+@pytest.mark.parametrize("params", [GREEDY, SamplingParams(temperature=1, seed=1)], ids=["string", "token"])
+def test_a_prompt_of_special_tokens_alone(pairs: Path, params: SamplingParams) -> None:
+    with opened(pairs, "target", "byte draft") as session:
+        prompt = session.encode("<|im_start|>", raw=True)
+        assert session.draft_method(params) == ("string-level" if params is GREEDY else "token-level")
+        assert (
+            len(session.generate(prompt, sampling=params, max_tokens=8, structure=Structure(ignore_eos=True)).tokens)
+            == 8
+        )
+
+
 def test_what_cannot_be_translated(pairs: Path) -> None:
     with pytest.raises(IncompatibleModelsError, match=r"none\.gguf` has no tokenizer") as caught:
         opened(pairs, "target", "none")

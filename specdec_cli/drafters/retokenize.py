@@ -306,7 +306,9 @@ class Intersected(ModelDrafter):
 
     def room(self, tokens: Sequence[int]) -> int:
         """About how many tokens can be drafted; what was drafted may be read as more tokens by the draft model."""
-        return (self._context.num_ctx - len(self._translation.ids(tokens)) + 1) // 2
+        size = len(self._translation.ids(tokens))
+        # Special tokens alone are no text that a draft model could go on with.
+        return (self._context.num_ctx - size + 1) // 2 if size else 0
 
     def num_behind(self, tokens: Sequence[int]) -> int:
         """Tokens that the draft model decodes for its first proposal."""
