@@ -208,4 +208,4 @@ class SlowContext(FakeContext):
 
     def _decode(self, tokens: Any, draft: Any, *, rows: bool) -> Any:
         time.sleep(self.TOKEN_S * (len(tokens) + len(draft)))
-        return super()._decode(tokens, draft, rows=rows)
+        return super()._decode(tokens, draft, rows=rows, num_old=num_old)
