@@ -44,12 +44,17 @@ def named_model(text: str | Path) -> Path | ModelSpec:
     Raises:
         UsageError: a source that is malformed.
     """
-    if isinstance(text, Path) or not _SOURCE.match(text):
+    if isinstance(text, Path) or not is_source(text):
         return Path(text)
     if text.lower().startswith("http"):
         text = f"url:{text}"
     kind, _, rest = text.partition(":")
     return spec_of(f"{kind.lower()}:{rest}")
+
+
+def is_source(text: str) -> bool:
+    """Whether a text names a model by where it can be had, and not by a path."""
+    return bool(_SOURCE.match(text))
 
 
 def choose_models(
@@ -61,7 +66,7 @@ def choose_models(
         ModelMissingError: an unknown pair.
         UsageError: two targets, or a malformed source.
     """
-    is_model = pair is not None and (pair.lower().endswith(".gguf") or bool(_SOURCE.match(pair)))
+    is_model = pair is not None and (pair.lower().endswith(".gguf") or is_source(pair))
     if target is not None and is_model:
         raise UsageError(
             f"two targets are named: `{describe(str(pair))}` and `{describe(str(target))}`", "leave out `--pair`"

@@ -57,11 +57,15 @@ def replace_text(path: Path, text: str) -> bool:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file as a whole, its directory included.
+    """Write a file as a whole, its directory included; what a link leads to, and into devices as they are.
 
     Raises:
         OSError: nothing can be written; what was there is still there.
     """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

@@ -890,20 +890,20 @@ def on_terminal(shell: Shell, *arguments: str, **variables: str) -> Done:
 
 class TestTerminal:
     def test_answer(self, shell: Shell) -> None:
-        done = on_terminal(shell, *PAIR, "-n", "60", "hello")
+        done = on_terminal(shell, *PAIR, "-k", "4", "-n", "60", "hello")
         starting, loading, preparing, rest = done.out.split("\r\x1b[2K")
         assert (starting, loading, preparing) == ("Starting …", "Loading target.gguf …", "Preparing …")
         legend, _, rest = rest.partition("\n")
         assert SGR.sub("", legend) == "underlined green: accepted draft tokens; plain: the target's own"
         answer, _, summary = rest.partition("\n\n")
-        plain = shell.run(*PAIR, "-n", "60", "hello").out
+        plain = shell.run(*PAIR, "-k", "4", "-n", "60", "hello").out
         assert SGR.sub("", answer) == plain.rstrip("\n")
         assert "\x1b[4;32m" in answer
         assert "60 tokens" in SGR.sub("", summary)
         assert "\x1b[2K" not in rest
 
     def test_no_color_keeps_the_style(self, shell: Shell) -> None:
-        done = on_terminal(shell, *PAIR, "-n", "60", "hello", NO_COLOR="1")
+        done = on_terminal(shell, *PAIR, "-k", "4", "-n", "60", "hello", NO_COLOR="1")
         codes = set(SGR.findall(done.out))
         assert "\x1b[4m" in codes
         assert not any(re.search(r"\b3[0-7]\b", code) for code in codes)

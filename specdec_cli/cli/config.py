@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_cli.cli import options as opt
-from specdec_cli.cli.defaults import converted, known_options, origin_of
+from specdec_cli.cli.defaults import converted, known_options, names_a_file, origin_of
 from specdec_cli.errors import ModelMissingError, SpecdecError, UsageError
 
 if TYPE_CHECKING:
@@ -131,7 +131,8 @@ def checked_value(name: str, texts: list[str]) -> Any:
         raise UsageError(message, "see `specdec run --help`") from None
     _check(option.name, value)
     # The same file from wherever specdec is called.
-    return _plain(name, value.expanduser().absolute() if isinstance(value, Path) else value)
+    is_file = isinstance(value, str | Path) and names_a_file(option, str(value))
+    return _plain(name, Path(value).expanduser().absolute() if is_file else value)
 
 
 def _check(field: str, value: Any) -> None:

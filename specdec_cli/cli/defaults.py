@@ -130,7 +130,16 @@ def given_text(parameter: Any, setting: Setting, context: Any) -> str | list[str
 
 def _expanded(text: str, parameter: Any) -> str:
     """No shell has seen the file."""
-    return str(Path(text).expanduser()) if parameter.type_descriptor.is_path else text
+    return str(Path(text).expanduser()) if names_a_file(parameter, text) else text
+
+
+def names_a_file(parameter: Any, text: str) -> bool:
+    """Whether a value is a path; models may be named by a source too."""
+    if parameter.name not in {"target", "draft"}:
+        return bool(parameter.type_descriptor.is_path)
+    from specdec_cli.choice import is_source
+
+    return not is_source(text)
 
 
 def converted(parameter: Any, text: str | list[str], context: Any) -> Any:
