@@ -304,10 +304,38 @@ def fetch_files(files: Sequence[Shard], source: HubSource, progress: Progress) -
         return [_fetch_one(*both, progress) for both in zip(files, sources, found, strict=True)]
 
 
+def describe_files(files: Sequence[Shard], source: HubSource, progress: Progress) -> tuple[Shard, ...]:
+    """The files with the size and SHA-256 that the hub tells now; nothing is downloaded.
+
+    Args:
+        files: one file, or all shards.
+        source: where the first one is.
+        progress: told when the hub has to be asked again.
+
+    Raises:
+        DownloadError: the hub cannot be asked, or has other files than these.
+        ModelMissingError: there is no such file.
+    """
+    sources = [shard_source(source, file.file) if len(files) > 1 else source for file in files]
+    with _silent_hub(), _explained(source.repo, source.revision, source.file):
+        return tuple(_described(file, _metadata(one, progress)) for file, one in zip(files, sources, strict=True))
+
+
+def _described(file: Shard, metadata: Any) -> Shard:
+    _check_metadata(file, metadata)
+    told = metadata.etag if _SHA256.fullmatch(metadata.etag) else None
+    return Shard(file.file, file.size if file.size is not None else metadata.size, file.sha256 or told)
+
+
 def _missing(folder: Path, size: int | None, etag: str | None) -> int:
     """Bytes that are still to come."""
     blob = folder / "blobs" / str(etag)
-    return 0 if blob.exists() else max(0, (size or 0) - download.file_size(_part(blob)))
+    return 0 if _has_size(blob, size) else max(0, (size or 0) - download.file_size(_part(blob)))
+
+
+def _has_size(path: Path, size: int | None) -> bool:
+    # Other programs write here too, and a full disk or a crash leaves files that end early.
+    return path.is_file() and size in (None, download.file_size(path))
 
 
 def _part(blob: Path) -> Path:
@@ -321,7 +349,7 @@ def _fetch_one(file: Shard, source: HubSource, metadata: Any, progress: Progress
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     blob, sha256 = repo_folder(source.repo) / "blobs" / metadata.etag, None
-    if blob.exists():
+    if _has_size(blob, metadata.size):
         progress.advance(download.file_size(blob), kept=True)
     else:
         expected = file.sha256 or (metadata.etag if _SHA256.fullmatch(metadata.etag) else None)
@@ -336,7 +364,12 @@ def _fetch_one(file: Shard, source: HubSource, metadata: Any, progress: Progress
             source.repo, source.file, revision=source.revision, endpoint=endpoint(), etag_timeout=download.ANSWER_S
         )
 
-    return Path(download.patiently(add_names, progress)), sha256
+    path = Path(download.patiently(add_names, progress))
+    if not _has_size(path, metadata.size) or (path.is_symlink() and path.resolve() != blob.resolve()):
+        # A damaged copy of the blob, as on file systems without links, or the link to another content.
+        path.unlink()
+        path = Path(download.patiently(add_names, progress))
+    return path, sha256
 
 
 def _quoted(path: str) -> str:

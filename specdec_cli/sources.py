@@ -21,7 +21,7 @@ from typing import IO, Any
 from specdec_cli import download, hub, paths
 from specdec_cli.download import Progress, Remote, SilentProgress, format_size, scrub
 from specdec_cli.errors import DownloadError, ModelMissingError, SpecdecError, UsageError
-from specdec_cli.files import file_digest, known_digest, remember_digest
+from specdec_cli.files import file_digest, known_digest, remember_digest, write_whole
 from specdec_cli.registry import HubRepo, HubSource, ModelSpec, PathSource, PypiSource, Shard, UrlSource, parse_source
 from specdec_cli.split import shard_names, shard_number
 
@@ -80,7 +80,8 @@ def resolve(spec: ModelSpec, *, offline: bool, progress: Progress, refresh: bool
         spec: any model.
         offline: forbid asking the hub; so does `HF_HUB_OFFLINE`.
         progress: told what the user should know.
-        refresh: ask the hub also when a file that fits is here.
+        refresh: ask the hub also when a file that fits is here; of a file that nobody gave a SHA-256, ask its source
+            what it has now, and fetch what has another content at its address.
 
     Raises:
         ModelMissingError: the repository has no such model, or nothing of it is here and asking is forbidden.
@@ -88,9 +89,9 @@ def resolve(spec: ModelSpec, *, offline: bool, progress: Progress, refresh: bool
         UsageError: several models fit.
     """
     repo = _repo_of(spec)
-    if repo is None:
-        return spec
     offline = offline or _is_offline()
+    if repo is None:
+        return _asked(spec, progress) if refresh and not offline else spec
     here = hub.resolve_here(repo, spec.name, settle_for_any=offline)
     if offline and here is None:
         raise _offline_error(spec.name, spec.sources[0])
@@ -103,6 +104,61 @@ def resolve(spec: ModelSpec, *, offline: bool, progress: Progress, refresh: bool
             raise
         progress.note(f"{describe(spec.sources[0])}: {error.message}; what is here is used")
         return here
+
+
+def _asked(spec: ModelSpec, progress: Progress) -> ModelSpec:
+    """The model with what its source tells of it now, where nothing else says what it has to be."""
+    if all(file.sha256 for file in spec.files) or locate(spec) is None:
+        return spec
+    source = parse_source(spec.sources[0])
+    try:
+        if isinstance(source, HubSource):
+            return _with_files(spec, hub.describe_files(spec.files, source, progress))
+        if isinstance(source, UrlSource):
+            with _locked(paths.cache_dir() / "models" / spec.file, progress):
+                return _renewed(spec, source, progress)
+    except (DownloadError, ModelMissingError) as error:
+        progress.note(f"{describe(spec.sources[0])}: {error.message}; what is here is used")
+    return spec
+
+
+def _with_files(spec: ModelSpec, files: tuple[Shard, ...]) -> ModelSpec:
+    if spec.shards:
+        return replace(spec, shards=files)
+    return replace(spec, size=files[0].size, sha256=files[0].sha256)
+
+
+def _renewed(spec: ModelSpec, source: UrlSource, progress: Progress) -> ModelSpec:
+    """The model with the content that it had when it came; where an address has another one now, that is fetched."""
+    with _url_errors():
+        remotes = _remotes(spec, source, progress)
+    finals = [_stored_path(spec, file) for file in spec.files]
+    if not all(map(_is_current, finals, remotes)):
+        progress.note(f"{describe(spec.sources[0])} has changed")
+        _fetch_from_first(spec, progress)
+        return spec
+    known = [(_origin(final)[0] or None) if remote.tag else None for final, remote in zip(finals, remotes, strict=True)]
+    return _with_files(
+        spec, tuple(replace(file, sha256=sha256) for file, sha256 in zip(spec.files, known, strict=True))
+    )
+
+
+def _origin_path(final: Path) -> Path:
+    return final.with_name(f"{final.name}.origin")
+
+
+def _origin(final: Path) -> tuple[str, str]:
+    """SHA-256 and entity tag of a file when it came from its address; empty where that is not known."""
+    try:
+        sha256, _, tag = _origin_path(final).read_text("utf-8").partition("\n")
+    except (OSError, ValueError):
+        return "", ""
+    return sha256, tag
+
+
+def _is_current(final: Path, remote: Remote) -> bool:
+    known = _origin(final)[1]
+    return remote.size in (None, download.file_size(final)) and (not known or remote.tag in (None, known))
 
 
 def _repo_of(spec: ModelSpec) -> HubRepo | None:
@@ -153,7 +209,9 @@ def _located(spec: ModelSpec) -> list[Path]:
 def cached_files(spec: ModelSpec) -> list[Path]:
     """Every file that holds this model or a part of its download; never a file of the user's own."""
     stored = [_stored_path(spec, file) for file in spec.files]
-    found = [path for own in stored for path in (own, *own.parent.glob(f"{glob.escape(own.name)}.*part"))]
+    found = [
+        path for own in stored for path in (own, _origin_path(own), *own.parent.glob(f"{glob.escape(own.name)}.*part"))
+    ]
     found += [path for own in stored for path in own.with_name(f"{own.name}.parts").rglob("*")]
     for source in map(parse_source, spec.sources):
         if isinstance(source, HubSource):
@@ -262,8 +320,15 @@ def _fetch_from(spec: ModelSpec, text: str, progress: Progress) -> Path:
 
 def _fetch_urls(spec: ModelSpec, source: UrlSource, progress: Progress) -> list[tuple[Path, str | None]]:
     """The file at an address; of a split model all files beside it."""
-    try:
+    with _url_errors():
         return _fetch_addresses(spec, source, progress)
+
+
+@contextmanager
+def _url_errors() -> Iterator[None]:
+    """Turn what the HTTP library raises into a message with a next step; files that cannot be written pass."""
+    try:
+        yield
     except SpecdecError:
         raise
     except Exception as error:
@@ -274,19 +339,32 @@ def _fetch_urls(spec: ModelSpec, source: UrlSource, progress: Progress) -> list[
 
 def _fetch_addresses(spec: ModelSpec, source: UrlSource, progress: Progress) -> list[tuple[Path, str | None]]:
     wanted = []
-    for number, file in enumerate(spec.files, 1):
+    for file, remote in zip(spec.files, _remotes(spec, source, progress), strict=True):
         final = _stored_path(spec, file)
-        if not (spec.shards and _is_whole(final, file)):
-            url = re.sub(r"-\d{5}(?=-of-\d{5}\.gguf)", f"-{number:05}", source.url) if spec.shards else source.url
-            remote = replace(_remote(url, progress), sha256=file.sha256)
+        if not (spec.shards and _is_whole(final, file) and _is_current(final, remote)):
             tag = hashlib.sha256(str(remote.tag).encode()).hexdigest()[:16]
             wanted.append((final, remote, final.with_name(f"{final.name}.{tag}.part")))
     missing = sum(max(0, (remote.size or 0) - download.file_size(part)) for _, remote, part in wanted)
     if len(wanted) == 1 and wanted[0][1].size:
         progress.expect(wanted[0][1].size)
     download.check_space(paths.cache_dir(), missing)
-    fetched = {final: download.fetch_remote(remote, part, final, progress) for final, remote, part in wanted}
+    fetched = {}
+    for final, remote, part in wanted:
+        fetched[final] = download.fetch_remote(remote, part, final, progress)
+        write_whole(_origin_path(final), f"{fetched[final]}\n{remote.tag or ''}")
+        # What began as another content, or under another entity tag.
+        for old in final.parent.glob(f"{glob.escape(final.name)}.*part"):
+            old.unlink(missing_ok=True)
     return [(path, fetched.get(path)) for path in (_stored_path(spec, file) for file in spec.files)]
+
+
+def _remotes(spec: ModelSpec, source: UrlSource, progress: Progress) -> list[Remote]:
+    """What the server tells of a model's files, in order."""
+    remotes = []
+    for number, file in enumerate(spec.files, 1):
+        url = re.sub(r"-\d{5}(?=-of-\d{5}\.gguf)", f"-{number:05}", source.url) if spec.shards else source.url
+        remotes.append(replace(_remote(url, progress), sha256=file.sha256))
+    return remotes
 
 
 def _remote(url: str, progress: Progress) -> Remote:

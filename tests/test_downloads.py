@@ -436,6 +436,42 @@ def test_wrong_bytes_of_the_right_size_are_found_by_a_pull(hub: Hub, capsys: pyt
     assert path.read_bytes() == CONTENT
 
 
+@pytest.mark.parametrize("text", [DEFAULT, "hf:o/r:Q4_K_M"])
+@pytest.mark.parametrize("is_copy", [False, True])
+@pytest.mark.parametrize("size", [0, 2000])
+def test_file_that_ends_early_is_fetched_again(
+    hub: Hub, capsys: pytest.CaptureFixture[str], text: str, is_copy: bool, size: int
+) -> None:
+    assert invoke(["pull", text]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    if is_copy:
+        path.resolve().unlink()
+        path.unlink()
+    path.write_bytes(CONTENT[:size])
+    assert invoke(["pull", text]) == 0
+    assert "already there" not in capsys.readouterr().err
+    assert path.read_bytes() == CONTENT
+
+
+def test_wrong_bytes_of_a_named_file_are_found_by_a_pull(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["pull", DEFAULT]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    path.write_bytes(CONTENT[:-1] + b"?")
+    assert invoke(["pull", DEFAULT]) == 0
+    assert path.read_bytes() == CONTENT
+    hub.faults = [Fault("ANY", status=500)]
+    assert invoke(["pull", DEFAULT]) == 0
+    assert "what is here is used" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["model-Q4_K_M.gguf", "big/model-F16-00001-of-00002.gguf"])
+def test_pull_of_a_named_file_takes_a_newer_one(hub: Hub, capsys: pytest.CaptureFixture[str], model: str) -> None:
+    assert invoke(["pull", f"hf:o/r/{model}"]) == 0
+    hub.files[f"o/r/{model}"] = b"GGUF" + CONTENT[:3:-1]
+    assert invoke(["pull", f"hf:o/r/{model}"]) == 0
+    assert Path(capsys.readouterr().out.splitlines()[-1]).read_bytes() == hub.files[f"o/r/{model}"]
+
+
 def test_digest_is_remembered(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     get(DEFAULT)
     spec = resolve(spec_of("hf:o/r:Q4_K_M"), offline=False, progress=Recorder(), refresh=True)
@@ -491,6 +527,33 @@ def test_url_refusals(web: Hub, home: Path, fault: Fault, said: str) -> None:
     assert said in error.message
     assert error.hint
     assert not finals(home)
+
+
+@pytest.mark.parametrize("file", ["files/tiny.gguf", "s/t-00001-of-00002.gguf"])
+def test_pull_of_an_address_takes_a_newer_file(web: Hub, capsys: pytest.CaptureFixture[str], file: str) -> None:
+    url = f"{web.url}/{file}"
+    assert invoke(["pull", url]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert invoke(["pull", url]) == 0
+    assert "already there" in capsys.readouterr().err
+    web.files[file] = b"GGUF" + CONTENT[:3:-1]
+    assert invoke(["pull", url]) == 0
+    assert "already there" not in capsys.readouterr().err
+    assert path.read_bytes() == web.files[file]
+    path.write_bytes(CONTENT)
+    assert invoke(["pull", url]) == 0
+    assert path.read_bytes() == web.files[file]
+    web.faults = [Fault("ANY", status=404)]
+    assert invoke(["pull", url]) == 0
+    assert "what is here is used" in capsys.readouterr().err
+
+
+def test_old_parts_of_an_address_are_removed(web: Hub) -> None:
+    text = f"url:{web.url}/files/tiny.gguf"
+    web.faults = [Fault("GET", times=1, cut_after=1000), Fault("GET", times=4, status=500)]
+    failure(text)
+    web.files["files/tiny.gguf"] = b"GGUF" + CONTENT[:3:-1]
+    assert not list(get(text).parent.glob("*part"))
 
 
 def test_server_that_answers_gets_only(web: Hub) -> None:
