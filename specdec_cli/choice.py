@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from specdec_cli.errors import ModelMissingError, UsageError
+from specdec_cli.files import expanded
 from specdec_cli.registry import ModelSpec, Pair, Registry, load_registry
 from specdec_cli.sources import Progress, describe, fetch, locate, spec_of
-from specdec_cli.split import check_path
+from specdec_cli.split import check_path, repository_in
 
 _SOURCE = re.compile(r"(?:hf|url|pypi):|https?://", re.IGNORECASE)
 
@@ -44,7 +45,11 @@ def named_model(text: str | Path) -> Path | ModelSpec:
     Raises:
         UsageError: a source that is malformed.
     """
-    if isinstance(text, Path) or not is_source(text):
+    if isinstance(text, Path):
+        return text
+    if text.lower().startswith("path:"):
+        return expanded(text[len("path:") :])
+    if not is_source(text):
         return Path(text)
     if text.lower().startswith("http"):
         text = f"url:{text}"
@@ -77,7 +82,10 @@ def choose_models(
     chosen_draft = None if draft is None or no_draft else named_model(draft)
     if target is not None and pair is None:
         return ModelChoice(None, named_model(target), chosen_draft)
-    found = load_registry().pair(pair)
+    registry = load_registry()
+    if pair is not None and pair not in registry.pairs and (repo := repository_in(pair)):
+        raise ModelMissingError(f"unknown pair `{pair}`", f"for a repository on the hub write `hf:{repo}`")
+    found = registry.pair(pair)
     chosen = found.target if target is None else named_model(target)
     return ModelChoice(found.name, chosen, None if no_draft else chosen_draft or found.draft, found.draft_tokens)
 

@@ -288,6 +288,7 @@ def fetch_files(files: Sequence[Shard], source: HubSource, progress: Progress) -
 
     Raises:
         DownloadError: the hub does not deliver what was asked for.
+        ModelMissingError: it has no such file.
         OSError: nothing can be written.
     """
     folder = repo_folder(source.repo)
@@ -451,7 +452,7 @@ def _not_a_hub() -> DownloadError:
     )
 
 
-def _refusal(error: Exception, repo: str, revision: str, file: str) -> DownloadError | None:
+def _refusal(error: Exception, repo: str, revision: str, file: str) -> SpecdecError | None:
     """What the hub's error codes mean; None for anything else."""
     headers = getattr(getattr(error, "response", None), "headers", {})
     code, said = headers.get("x-error-code", ""), headers.get("x-error-message", "")
@@ -466,10 +467,12 @@ def _refusal(error: Exception, repo: str, revision: str, file: str) -> DownloadE
     if said == "Access to this resource is disabled.":
         return DownloadError(f"`{repo}` has been disabled by the hub (HTTP {status})", f"see {page}")
     if code == "RevisionNotFound":
-        return DownloadError(f"`{repo}` has no revision `{revision}` (HTTP {status})", "leave out `@…` for the newest")
+        return ModelMissingError(
+            f"`{repo}` has no revision `{revision}` (HTTP {status})", "leave out `@…` for the newest"
+        )
     if code == "EntryNotFound":
         hint = f"{page}/tree/{revision} lists what it has"
-        return DownloadError(f"there is no {file} at revision {revision} of `{repo}` (HTTP {status})", hint)
+        return ModelMissingError(f"there is no {file} at revision {revision} of `{repo}` (HTTP {status})", hint)
     if code == "RepoNotFound" or status == 404:
         return _not_found(status, repo, revision, file)
     if status in (401, 403):
@@ -478,11 +481,11 @@ def _refusal(error: Exception, repo: str, revision: str, file: str) -> DownloadE
     return None
 
 
-def _not_found(status: int | None, repo: str, revision: str, file: str) -> DownloadError:
+def _not_found(status: int | None, repo: str, revision: str, file: str) -> ModelMissingError:
     hint = (
         f"check the spelling of `{repo}`; for a private repository set `HF_TOKEN` to an access token that may read it"
     )
     if file:
         what = f"there is no {file} at revision {revision} of `{repo}`, or the repository is private"
-        return DownloadError(f"{what} (HTTP {status})", hint)
-    return DownloadError(f"there is no repository `{repo}`, or it is private (HTTP {status})", hint)
+        return ModelMissingError(f"{what} (HTTP {status})", hint)
+    return ModelMissingError(f"there is no repository `{repo}`, or it is private (HTTP {status})", hint)

@@ -99,7 +99,7 @@ def resolve(spec: ModelSpec, *, offline: bool, progress: Progress, refresh: bool
         return here
     try:
         return hub.resolve(repo, spec.name, progress)
-    except DownloadError as error:
+    except (DownloadError, ModelMissingError) as error:
         if here is None:
             raise
         progress.note(f"{describe(spec.sources[0])}: {error.message}; what is here is used")
@@ -256,7 +256,7 @@ def fetch(spec: ModelSpec, *, offline: bool, progress: Progress, pair: str = "")
         The file; of a split model the first.
 
     Raises:
-        ModelMissingError: the file is not here and downloads are forbidden, or its repository has no such file.
+        ModelMissingError: the file is not here and downloads are forbidden, or no source has it.
         DownloadError: no source delivered the file.
         UsageError: several files of a repository fit.
     """
@@ -276,13 +276,13 @@ def _offline_error(file: str, wanted: str) -> ModelMissingError:
 
 
 def _fetch_from_first(spec: ModelSpec, progress: Progress) -> Path:
-    failures: list[tuple[str, DownloadError]] = []
+    failures: list[tuple[str, SpecdecError]] = []
     for number, source in enumerate(spec.sources, 1):
         label = describe(source)
         progress.start(spec.name, spec.size, label)
         try:
             return _fetch_from(spec, source, progress)
-        except DownloadError as error:
+        except (DownloadError, ModelMissingError) as error:
             failures.append((label, error))
             if number < len(spec.sources):
                 progress.note(f"{label}: {error.message}; trying the next source")
@@ -297,7 +297,7 @@ def _fetch_from_first(spec: ModelSpec, progress: Progress) -> Path:
 def _fetch_from(spec: ModelSpec, text: str, progress: Progress) -> Path:
     source = parse_source(text)
     if isinstance(source, PathSource):
-        raise DownloadError(f"there is no such file of {format_size(spec.size)}" if spec.size else "no such file")
+        raise ModelMissingError(f"there is no such file of {format_size(spec.size)}" if spec.size else "no such file")
     try:
         if isinstance(source, HubSource):
             found = hub.fetch_files(spec.files, source, progress)
@@ -389,7 +389,7 @@ def _remote(url: str, progress: Progress) -> Remote:
     return Remote(url, known, None if weak else tag, if_range=None if weak else tag)
 
 
-def _url_refusal(error: Exception) -> DownloadError:
+def _url_refusal(error: Exception) -> SpecdecError:
     status = download.status_of(error)
     if status in (401, 403, 407):
         hint = (
@@ -397,17 +397,20 @@ def _url_refusal(error: Exception) -> DownloadError:
         )
         return DownloadError(f"access refused (HTTP {status})", hint)
     if status in (404, 410):
-        return DownloadError(f"there is no such file (HTTP {status})", "check the address in a browser")
-    return download.explain(error, "the server")
+        return ModelMissingError(f"there is no such file (HTTP {status})", "check the address in a browser")
+    return download.explain(error, "the server", "check the address and the network, and `HTTPS_PROXY` behind a proxy")
 
 
-def _joint_error(spec: ModelSpec, failures: list[tuple[str, DownloadError]]) -> DownloadError:
+def _joint_error(spec: ModelSpec, failures: list[tuple[str, SpecdecError]]) -> SpecdecError:
     hints = [error.hint for _, error in failures if error.hint]
-    hint = hints[0] if hints else "check the network and run the command again; what is complete is kept"
+    hint = hints[0] if hints else "run the command again; what is complete is kept"
+    # A file that is nowhere is missing; where one source could not be asked, it may well be there.
+    is_missing = all(isinstance(error, ModelMissingError) for _, error in failures)
+    kind = ModelMissingError if is_missing else DownloadError
     if len(failures) == 1:
-        return DownloadError(f"{failures[0][0]}: {failures[0][1].message}", hint=hint)
+        return kind(f"{failures[0][0]}: {failures[0][1].message}", hint)
     reasons = "".join(f"\n  {source}: {error.message}" for source, error in failures)
-    return DownloadError(f"no source delivered `{spec.file}`{reasons}", hint=hint)
+    return kind(f"no source delivered `{spec.file}`{reasons}", hint)
 
 
 def _is_offline() -> bool:

@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hub_server import COMMIT, Fault, Hub, serve
 from huggingface_hub import constants
+from models import tiny
 
 from specdec_cli import download, sources
 from specdec_cli.choice import choose_models, fetch_files, named_model
@@ -282,7 +283,7 @@ def test_pull_without_a_hub_uses_what_is_here(hub: Hub) -> None:
         (Fault("GET", body=b"<html>log in"), "an HTML page came", "in a browser"),
         (Fault("GET", body=b"<html>log in", headers={"Content-Type": "x/y"}), "an HTML page came", ""),
         (Fault("GET", body=b""), "broke off", "continues"),
-        (Fault("GET", body=b"no model"), "is not a GGUF file: it begins with b'no model'", "run the"),
+        (Fault("GET", body=b"no model"), "is not a GGUF file: it begins with `no model`", "check the name"),
         (Fault("GET", cut_after=0), "the download broke off", "continues where this one stopped"),
         (Fault("GET", stall_after=0), "does not answer", ""),
         (Fault("GET", length=50), "the download broke off", "continues"),
@@ -624,7 +625,7 @@ def test_shards_on_the_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        ("m.gguf.part1of10", "m.gguf.part2of10", "m.gguf.part10of10"),
+        tuple(f"m.gguf.part{number}of10" for number in range(1, 11)),
         ("m.gguf-split-a", "m.gguf-split-b"),
         ("m.gguf.aa", "m.gguf.ab"),
         ("m.gguf.part-aa", "m.gguf.part-ab"),
@@ -639,6 +640,55 @@ def test_pieces_are_explained(tmp_path: Path, names: tuple[str, ...]) -> None:
             fetch_files(choose_models(None, tmp_path / name, None), offline=True, progress=Recorder())
         assert f"cat {' '.join(names)} > m.gguf" in caught.value.hint
         assert "piece" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        (("m.gguf.part1of2",), "`m.gguf.part2of2`"),
+        (("m.gguf.part2of3",), "`m.gguf.part1of3` and `m.gguf.part3of3`"),
+        (("m.gguf.001", "m.gguf.003"), "`m.gguf.002`"),
+    ],
+)
+def test_missing_pieces_are_named(tmp_path: Path, names: tuple[str, ...], missing: str) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(CONTENT)
+    with pytest.raises(SpecdecError) as caught:
+        fetch_files(choose_models(None, tmp_path / names[0], None), offline=True, progress=Recorder())
+    assert f"get {missing} too" in caught.value.hint
+    assert "cat " not in caught.value.hint
+
+
+def test_pull_refuses_paths_as_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = tiny(tmp_path, num_layers=1)
+    half = tmp_path / "half.gguf"
+    half.write_bytes(whole.read_bytes()[:-100])
+    for arguments, code, said in (
+        ([str(tmp_path / "nope.gguf")], 3, "no model file"),
+        (["--target", str(whole), "--draft", str(tmp_path / "nope.gguf")], 3, "no model file"),
+        ([f"path:{tmp_path / 'nope.gguf'}"], 3, "no model file"),
+        ([str(half)], 1, "is cut off"),
+        ([f"path:{whole}"], 0, "already there"),
+        (["o/one"], 3, "write `hf:o/one`"),
+    ):
+        assert invoke(["pull", "--no-tune", *arguments]) == code
+        assert said in capsys.readouterr().err or code == 0
+
+
+@pytest.mark.parametrize("text", ["hf:o/nope", "hf:o/r/nope.gguf", "hf:o/r@nope", "hf:o/r:Q2_K", f"{DEFAULT}@nope"])
+def test_what_the_hub_does_not_have_is_exit_code_3(hub: Hub, text: str) -> None:
+    assert invoke(["pull", text]) == 3
+
+
+def test_what_an_address_does_not_have_is_exit_code_3(web: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["pull", f"{web.url}/nope.gguf"]) == 3
+    web.faults = [Fault("ANY", status=500)]
+    assert invoke(["pull", f"{web.url}/files/tiny.gguf"]) == 1
+    capsys.readouterr()
+    assert invoke(["pull", "http://127.0.0.1:9/tiny.gguf"]) == 1
+    shown = capsys.readouterr().err
+    assert "check the address" in shown
+    assert "HF_ENDPOINT" not in shown
 
 
 @pytest.mark.parametrize("path", ["Qwen/Qwen3-8B-GGUF", "Qwen/Qwen3-8B-GGUF:Q4_K_M", "hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M"])

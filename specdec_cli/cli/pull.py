@@ -46,8 +46,15 @@ def pull_models(choice: ModelChoice, *, offline: bool = False, quiet: bool = Fal
     from dataclasses import replace
 
     from specdec_cli.choice import fetch_files
+    from specdec_cli.gguf import check_header
     from specdec_cli.sources import resolve, verify
+    from specdec_cli.split import check_path
 
+    for model in (choice.target, choice.draft):
+        if isinstance(model, Path):
+            # Nothing will be fetched for these: what a run would refuse is refused here.
+            check_path(model)
+            check_header(model)
     progress = _progress(quiet)
     before = _stamps(choice)
 
