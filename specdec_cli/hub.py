@@ -182,7 +182,7 @@ def resolve(repo: HubRepo, name: str, progress: Progress) -> ModelSpec:
     def ask() -> Any:
         return api.model_info(repo.repo, revision=repo.revision, files_metadata=True, timeout=download.ANSWER_S)
 
-    with _explained(repo.repo, repo.revision):
+    with _silent_hub(), _explained(repo.repo, repo.revision):
         info = patiently_in_time(ask, progress)
     return _spec(repo, choose(repo, [_shard(entry) for entry in info.siblings or ()]), name)
 
@@ -407,11 +407,14 @@ def _check_metadata(file: Shard, metadata: Any) -> None:
 
 @contextmanager
 def _silent_hub() -> Iterator[None]:
-    """Keep the hub's progress bars and log lines off the terminal: progress is ours to show."""
+    """Keep the hub's progress bars and log lines off the terminal, and its library from asking for more than files."""
+    from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     logger = logging.getLogger("huggingface_hub")
     level, had_bars = logger.level, not are_progress_bars_disabled()
+    # What the library would tell of the caller it looks up at the hub first, and fails on an answer of another form.
+    tells, constants.HF_HUB_DISABLE_TELEMETRY = constants.HF_HUB_DISABLE_TELEMETRY, True
     logger.setLevel(logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -420,6 +423,7 @@ def _silent_hub() -> Iterator[None]:
             yield
         finally:
             logger.setLevel(level)
+            constants.HF_HUB_DISABLE_TELEMETRY = tells
             if had_bars:
                 enable_progress_bars()
 

@@ -675,6 +675,15 @@ def test_pull_refuses_paths_as_run_does(tmp_path: Path, capsys: pytest.CaptureFi
         assert said in capsys.readouterr().err or code == 0
 
 
+@pytest.mark.parametrize("text", [DEFAULT, "hf:o/r"])
+def test_hub_is_asked_for_files_only(hub: Hub, home: Path, text: str) -> None:
+    hub.faults = [Fault("API", body=b"[]")] if text == DEFAULT else []
+    process = start_pull(hub, home, text)
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 0, shown
+    assert not [asked for asked in hub.asked() if "/api/" in asked and "/api/models/" not in asked]
+
+
 @pytest.mark.parametrize("text", ["hf:o/nope", "hf:o/r/nope.gguf", "hf:o/r@nope", "hf:o/r:Q2_K", f"{DEFAULT}@nope"])
 def test_what_the_hub_does_not_have_is_exit_code_3(hub: Hub, text: str) -> None:
     assert invoke(["pull", text]) == 3
