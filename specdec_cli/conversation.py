@@ -102,7 +102,11 @@ def _render(model: LanguageModel, messages: Sequence[Message]) -> str:
         "bos_token": _text(model, model.bos),
         "eos_token": _text(model, model.eos),
     }
-    return template.render(model.chat_template or "", variables)
+    text = template.render(model.chat_template or "", variables)
+    if not text.strip():
+        hint = "use `--raw` to complete the bare text, or take another file of the model"
+        raise ModelLoadError("the model's chat template makes an empty text of the conversation", hint)
+    return text
 
 
 def _fold_system(messages: Sequence[Message]) -> list[Message]:

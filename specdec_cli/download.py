@@ -378,7 +378,8 @@ def settle(part: Path, final: Path, size: int | None, expected: str | None, sha2
     elif expected not in (None, sha256):
         problem = f"delivered other content: sha256 {sha256[:12]}… instead of {str(expected)[:12]}…"
     elif not starts_as_gguf(part):
-        problem = "delivered something that is not a GGUF file"
+        with part.open("rb") as stream:
+            problem = _no_model(stream.read(64))
     if problem:
         part.unlink()
         raise DownloadError(problem, "run the same command again; if that repeats, the file was replaced at its source")

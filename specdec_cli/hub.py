@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -256,7 +257,7 @@ def cached_files(source: HubSource, file: Shard) -> Iterator[Path]:
     if content.parent == (folder / "blobs").resolve() and all(path.resolve() != content for path in others):
         yield content
     if file.sha256:
-        yield _part(folder / "blobs" / file.sha256)
+        yield _part(source, file.sha256)
 
 
 def shard_source(source: HubSource, file: str) -> HubSource:
@@ -294,14 +295,16 @@ def fetch_files(files: Sequence[Shard], source: HubSource, progress: Progress) -
     folder = repo_folder(source.repo)
     sources = [shard_source(source, file.file) if len(files) > 1 else source for file in files]
     if all(file.size and file.sha256 for file in files):
-        download.check_space(folder, sum(_missing(folder, file.size, file.sha256) for file in files))
+        missing = (_missing(one, file.size, file.sha256) for one, file in zip(sources, files, strict=True))
+        download.check_space(folder, sum(missing))
     with _silent_hub(), _explained(source.repo, source.revision, source.file):
         found = [_metadata(one, progress) for one in sources]
         for file, metadata in zip(files, found, strict=True):
             _check_metadata(file, metadata)
         if all(metadata.size for metadata in found):
             progress.expect(sum(metadata.size for metadata in found))
-        download.check_space(folder, sum(_missing(folder, metadata.size, metadata.etag) for metadata in found))
+        missing = (_missing(one, metadata.size, metadata.etag) for one, metadata in zip(sources, found, strict=True))
+        download.check_space(folder, sum(missing))
         return [_fetch_one(*both, progress) for both in zip(files, sources, found, strict=True)]
 
 
@@ -328,10 +331,10 @@ def _described(file: Shard, metadata: Any) -> Shard:
     return Shard(file.file, file.size if file.size is not None else metadata.size, file.sha256 or told)
 
 
-def _missing(folder: Path, size: int | None, etag: str | None) -> int:
+def _missing(source: HubSource, size: int | None, etag: str | None) -> int:
     """Bytes that are still to come."""
-    blob = folder / "blobs" / str(etag)
-    return 0 if _has_size(blob, size) else max(0, (size or 0) - download.file_size(_part(blob)))
+    blob = repo_folder(source.repo) / "blobs" / str(etag)
+    return 0 if _has_size(blob, size) else max(0, (size or 0) - download.file_size(_part(source, str(etag))))
 
 
 def _has_size(path: Path, size: int | None) -> bool:
@@ -339,10 +342,15 @@ def _has_size(path: Path, size: int | None) -> bool:
     return path.is_file() and size in (None, download.file_size(path))
 
 
-def _part(blob: Path) -> Path:
+def _part(source: HubSource, etag: str) -> Path:
     # hf_hub_download throws a broken download away since its 2.0; this part is continued by the next pull. The
-    # entity tag in its name ties it to one content.
-    return blob.with_name(f"{blob.name}.specdec.part")
+    # entity tag in its name ties it to one content, the rest to the name that it had.
+    return repo_folder(source.repo) / "blobs" / f"{etag}.{_part_ending(source)}"
+
+
+def _part_ending(source: HubSource) -> str:
+    name = f"{source.file}@{source.revision}"
+    return f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.specdec.part"
 
 
 def _fetch_one(file: Shard, source: HubSource, metadata: Any, progress: Progress) -> tuple[Path, str | None]:
@@ -357,7 +365,10 @@ def _fetch_one(file: Shard, source: HubSource, metadata: Any, progress: Progress
         address = f"{endpoint()}/{source.repo}/resolve/{metadata.commit_hash}/{_quoted(source.file)}"
         size = metadata.size if file.size is None else file.size
         remote = Remote(address, size, metadata.etag, expected, headers=build_hf_headers())
-        sha256 = download.fetch_remote(remote, _part(blob), blob, progress)
+        sha256 = download.fetch_remote(remote, _part(source, metadata.etag), blob, progress)
+    # What began as a content that the name no longer stands for.
+    for old in blob.parent.glob(f"*.{_part_ending(source)}"):
+        old.unlink(missing_ok=True)
 
     def add_names() -> str:
         # With the blob in place this only adds the names under which other programs find it.

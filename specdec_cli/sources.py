@@ -13,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -423,18 +423,34 @@ def _is_offline() -> bool:
 @contextmanager
 def _locked(path: Path, progress: Progress) -> Iterator[None]:
     """Hold this file's lock; a second process waits here, and then finds the file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        stream = path.with_name(f"{path.name}.lock").open("w")
-    except OSError as error:
-        message = f"cannot write to {path.parent}: {error.strerror}"
-        raise DownloadError(message, hint="`SPECDEC_HOME` moves the directory") from error
-    with stream:
-        if not try_lock(stream):
-            progress.note(f"another process is downloading {path.name}; waiting for it")
-            while not try_lock(stream):
-                time.sleep(_POLL_S)
-        yield
+    lock = path.with_name(f"{path.name}.lock")
+    with _acquired(lock, progress):
+        try:
+            yield
+        finally:
+            # While it is held: who waits for it sees that it is gone. Some systems remove no open file.
+            with suppress(OSError):
+                lock.unlink()
+
+
+def _acquired(lock: Path, progress: Progress) -> IO[str]:
+    says = True
+    while True:
+        try:
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            stream = lock.open("w")
+        except OSError as error:
+            message = f"cannot write to {lock.parent}: {error.strerror}"
+            raise DownloadError(message, hint="`SPECDEC_HOME` moves the directory") from error
+        while not try_lock(stream):
+            if says:
+                progress.note(f"another process is downloading {lock.stem}; waiting for it")
+            says = False
+            time.sleep(_POLL_S)
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(stream.fileno()), lock.stat()):
+                return stream
+        stream.close()
 
 
 if sys.platform == "win32":

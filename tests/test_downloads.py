@@ -557,6 +557,34 @@ def test_old_parts_of_an_address_are_removed(web: Hub) -> None:
     assert not list(get(text).parent.glob("*part"))
 
 
+def test_old_parts_of_a_hub_file_are_removed_and_no_locks_stay(hub: Hub, home: Path) -> None:
+    other = "hf:o/r/model-Q8_0.gguf"
+    for text in (DEFAULT, other):
+        hub.faults = [Fault("GET", times=1, cut_after=1000), Fault("GET", times=4, status=500)]
+        failure(text)
+    hub.files["o/r/model-Q4_K_M.gguf"] = b"GGUF" + CONTENT[:3:-1]
+    get(DEFAULT)
+    assert len(list(home.rglob("*.part"))) == 1
+    progress = Recorder()
+    get(other, progress)
+    assert progress.num_kept == 1000
+    assert not list(home.rglob("*.part"))
+    failure("hf:o/r/nope.gguf")
+    assert not list((home / "home").rglob("*.lock"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "it is empty"), (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"), (b"# r\n", "it begins with")],
+)
+def test_what_is_no_model_is_told_by_what_it_is(web: Hub, hub: Hub, content: bytes, said: str) -> None:
+    web.files["files/tiny.gguf"] = hub.files["o/r/README.md"] = content
+    for text in (f"url:{web.url}/files/tiny.gguf", "hf:o/r/README.md"):
+        error = failure(text)
+        assert said in error.message
+        assert "network" not in error.hint
+
+
 def test_server_that_answers_gets_only(web: Hub) -> None:
     web.faults = [Fault("HEAD", status=405), Fault("GET", times=1, cut_after=900)]
     assert get(f"url:{web.url}/files/tiny.gguf").read_bytes() == CONTENT
