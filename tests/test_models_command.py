@@ -269,6 +269,29 @@ def test_remove_frees_what_no_other_pair_uses(run: Run) -> None:
     assert not any(path.is_file() for path in Path(constants.HF_HUB_CACHE).rglob("*"))
 
 
+def test_remove_keeps_a_file_that_another_pair_has_by_another_name(run: Run) -> None:
+    """The same source, the same content under another revision, and a path into the cache."""
+    big, small = hub_file("o/r", "b.gguf", b"GGUF" * 10), hub_file("o/r", "s.gguf", b"GGUF" * 20)
+    other, draft = hub_file("o/r", "b.gguf", b"GGUF" * 10, "v2"), hub_file("o/r", "d.gguf", b"GGUF" * 30)
+    models = (hub_model(name, "o/r", file, revision) for name, file, revision in (
+        ("big", "b.gguf", "v1"), ("small", "s.gguf", "v1"), ("again", "b.gguf", "v1"), ("newer", "b.gguf", "v2"),
+        ("draft", "d.gguf", "v1"),
+    ))  # fmt: skip
+    own = f'[models.path]\nsources = ["path:{small}"]\nfile = "s.gguf"\n'
+    pairs = {"one": ("big", "small"), "two": ("again", "draft"), "three": ("newer", "path")}
+    tables = (f'[pairs.{name}]\ntarget = "{target}"\ndraft = "{of}"\n' for name, (target, of) in pairs.items())
+    write_own("".join((*models, own, *tables)))
+    assert run("remove", "big", "--yes").code == 2
+    done = run("remove", "one", "--yes", "--json").document
+    assert (done["removed"], done["freed_bytes"]) == ([], 0)
+    assert done["kept"] == {"b.gguf": "used by three, two", "s.gguf": "used by three"}
+    assert all(path.is_file() for path in (big, small, other, draft))
+    run("remove", "two", "--yes")
+    assert not draft.exists()
+    assert not big.is_symlink()
+    assert other.is_file()
+
+
 def test_remove_leaves_what_is_not_its_own(run: Run) -> None:
     write_own(
         hub_model("big", "o/r", "sub/b.gguf")
