@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import ModelMissingError, SpecdecError, UsageError
-from specdec_cli.files import expanded, read_own_text, write_whole
+from specdec_cli.files import expanded, locked, read_own_text, write_whole
 from specdec_cli.registry import Layer, ModelSpec, Registry, load_registry, own_file, read_layer, with_shipped
 from specdec_cli.sources import SilentProgress, resolve, spec_of
 
@@ -49,19 +49,27 @@ def add_pair(name: str, target: str, draft: str, note: str = "") -> Added:
     """
     if not _NAME.fullmatch(name) or name.lower().endswith(".gguf"):
         raise UsageError(f"`{name}` cannot be the name of a pair", "use letters, digits and . + - _, as in `my-pair`")
-    registry, layer = load_registry(), own_layer()
-    if name in layer.pairs:
-        raise UsageError(f"there is a pair `{name}` in {own_file()} already", f"`specdec models remove {name}` first")
+    _require_free(name, own_layer())
+    # The hub may be asked: nobody else has to wait for that.
+    registry = load_registry()
     entries = [_model_entry(f"{name}-{part}", text, registry) for part, text in (("target", target), ("draft", draft))]
     models = {key: table for key, table in entries if table}
-    for key in models:
-        if key in registry.models:
-            raise UsageError(f"there is a model `{key}` already", "choose another name for the pair")
     first, second = (key for key, _ in entries)
     pair = {"target": first, "draft": second} | ({"note": note} if note else {})
-    text = _inserted(read_own_text(own_file()), {"models": models, "pairs": {name: pair}})
-    _save(text, models=[*layer.models, *models], pairs=[*layer.pairs, name])
+    with locked(own_file()):
+        registry, layer = load_registry(), own_layer()
+        _require_free(name, layer)
+        for key in models:
+            if key in registry.models:
+                raise UsageError(f"there is a model `{key}` already", "choose another name for the pair")
+        text = _inserted(read_own_text(own_file()), {"models": models, "pairs": {name: pair}})
+        _save(text, models=[*layer.models, *models], pairs=[*layer.pairs, name])
     return Added(own_file(), (first, second), name in registry.pairs)
+
+
+def _require_free(name: str, layer: Layer) -> None:
+    if name in layer.pairs:
+        raise UsageError(f"there is a pair `{name}` in {own_file()} already", f"`specdec models remove {name}` first")
 
 
 def remove_pair(name: str) -> bool:
@@ -74,6 +82,11 @@ def remove_pair(name: str) -> bool:
         UsageError: the file has mistakes, or something in it needs the pair.
         SpecdecError: the file cannot be written.
     """
+    with locked(own_file()):
+        return _remove_pair(name)
+
+
+def _remove_pair(name: str) -> bool:
     layer = own_layer()
     if name not in layer.pairs:
         return False

@@ -10,24 +10,23 @@ import glob
 import hashlib
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from specdec_cli import download, hub, paths
 from specdec_cli.download import Progress, Remote, SilentProgress, format_size, scrub
 from specdec_cli.errors import DownloadError, ModelMissingError, SpecdecError, UsageError
-from specdec_cli.files import file_digest, known_digest, remember_digest
+from specdec_cli.files import file_digest, known_digest, remember_digest, try_lock
 from specdec_cli.registry import HubRepo, HubSource, ModelSpec, PathSource, PypiSource, Shard, UrlSource, parse_source
 from specdec_cli.split import shard_names, shard_number
 
 __all__ = [
     "Progress", "SilentProgress", "cached_files", "describe", "fetch", "format_size", "locate", "resolve", "scrub",
-    "spec_of", "try_lock", "verify",
+    "spec_of", "verify",
 ]  # fmt: skip
 
 _COMMIT = re.compile(r"@([0-9a-f]{8})[0-9a-f]{32}$")
@@ -354,28 +353,3 @@ def _locked(path: Path, progress: Progress) -> Iterator[None]:
             while not try_lock(stream):
                 time.sleep(_POLL_S)
         yield
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def try_lock(stream: IO[str]) -> bool:
-        """Lock an open file; False while another process holds it."""
-        try:
-            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-else:
-    import fcntl
-
-    def try_lock(stream: IO[str]) -> bool:
-        """Lock an open file; False while another process holds it."""
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            # Some network file systems have no locks; a second download is then only waste.
-            return True
-        return True
