@@ -11,7 +11,16 @@ from typing import Any
 
 from specdec_cli.errors import ModelMissingError, SpecdecError, UsageError
 from specdec_cli.files import expanded, locked, read_own_text, write_whole
-from specdec_cli.registry import Layer, ModelSpec, Registry, load_registry, own_file, read_layer, with_shipped
+from specdec_cli.registry import (
+    Layer,
+    ModelSpec,
+    Registry,
+    load_registry,
+    looks_like_a_name,
+    own_file,
+    read_layer,
+    with_shipped,
+)
 from specdec_cli.sources import SilentProgress, resolve, spec_of
 
 _NAME = re.compile(r"\w[\w.+-]{0,79}")
@@ -123,6 +132,8 @@ def _model_entry(name: str, text: str, registry: Registry) -> tuple[str, dict[st
         return text, {}
     path = expanded(text.removeprefix("path:")).absolute()
     if not path.is_file():
+        if looks_like_a_name(text):
+            registry.model(text)
         hint = "write a path, `hf:OWNER/REPO/FILE`, or the name of a model that is known (`specdec models show PAIR`)"
         raise ModelMissingError(f"there is no file `{text}`", hint)
     spec = spec_of(f"path:{path}")

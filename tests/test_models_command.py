@@ -322,7 +322,52 @@ def test_remove_takes_half_downloads_too(run: Run) -> None:
     assert "nothing to remove" in run("remove", "qwen2.5-coder-1.5b").err
 
 
+def test_secrets_in_a_source_are_not_shown(run: Run, folder: Path) -> None:
+    source = "url:http://user:secret@localhost/x.gguf?token=secret"
+    write_own(
+        f'[models.big]\nsources = ["{source}"]\nfile = "x.gguf"\n[pairs.mine]\ntarget = "big"\ndraft = "qwen3-0.6b"\n'
+    )
+    for arguments in (("show", "mine"), ("show", "big", "--json"), ("check", source, str(folder / "same.gguf"))):
+        done = run(*arguments)
+        assert "localhost/x.gguf" in done.out + done.err
+        assert "secret" not in done.out + done.err
+
+
+def test_a_mistyped_model_is_guessed(run: Run) -> None:
+    done = run("add", "mine", "--target", "qwen3-9b", "--draft", "qwen3-0.6b")
+    assert (done.code, "did you mean `qwen3-8b`" in done.err) == (3, True)
+    done = run("add", "mine", "--target", "qwen3-8b+0.6b", "--draft", "qwen3-0.6b")
+    assert (done.code, "its models are `qwen3-8b` and `qwen3-0.6b`" in done.err) == (3, True)
+
+
+def test_table_and_page_say_the_same(run: Run) -> None:
+    """Whatever the state of the files, a pair that is not worth it is not."""
+    rows = {line.split()[0]: line.split()[-1] for line in run().out.splitlines()[1:]}
+    for pair in load_registry().pairs.values():
+        fields = dict(re.findall(r"^(\w+) +(.*)$", run("show", pair.name).out.partition("\n\n")[0], re.MULTILINE))
+        assert fields["recommended"].split(":")[0] == rows[pair.name]
+    assert set(rows.values()) == {"yes", "no", "unverified"}
+
+
 # ------------------------------------------------------------------ check
+
+
+def test_sources_that_are_here_can_be_checked(run: Run, folder: Path) -> None:
+    hub_file("o/r", "a.gguf", (folder / "target.gguf").read_bytes(), "main")
+    done = run("check", "hf:o/r/a.gguf", str(folder / "same.gguf"), "--json").document
+    assert done["verdict"] == "same tokenizer"
+    assert run("find", "hf:o/r/a.gguf", "--json").code == 0
+    missing = run("find", "hf:o/r/b.gguf")
+    assert (missing.code, "`specdec pull --target hf:o/r/b.gguf`" in missing.err) == (3, True)
+
+
+def test_a_draft_that_several_pairs_have_is_found_once(run: Run, folder: Path) -> None:
+    target, draft = str(folder / "target.gguf"), str(folder / "same.gguf")
+    for name in ("one", "two"):
+        run("add", name, "--target", target, "--draft", draft)
+    found = run("find", target, "--json").document["candidates"]
+    assert [(item["path"], item["fits"]) for item in found if item["path"] == draft] == [(draft, True)]
+    assert not [item for item in found if item["name"] == "two-draft"]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ NameArgument = Annotated[
     typer.Argument(metavar="NAME", help="pair, or one model", autocompletion=opt.complete_name, show_default=False),
 ]
 NewNameArgument = Annotated[str, typer.Argument(metavar="NAME", help="of the pair", show_default=False)]
-_FILE = ".gguf file, or the name of a pair or model that is on this machine"
+_FILE = ".gguf file, or a source or the name of a pair or model that is on this machine"
 TargetArgument = Annotated[
     str,
     typer.Argument(metavar="TARGET", help=f"target: {_FILE}", autocompletion=opt.complete_name, show_default=False),
@@ -267,7 +267,7 @@ def _pair_document(pair: Pair) -> dict[str, Any]:
 
 def _model_document(registry: Registry, spec: ModelSpec) -> dict[str, Any]:
     from specdec_cli.local_files import sized
-    from specdec_cli.sources import locate
+    from specdec_cli.sources import locate, scrub
 
     found = locate(spec)
     return {
@@ -283,7 +283,7 @@ def _model_document(registry: Registry, spec: ModelSpec) -> dict[str, Any]:
         "gated": spec.gated,
         "verified": spec.verified,
         "note": spec.note,
-        "sources": list(spec.sources),
+        "sources": [scrub(source) for source in spec.sources],
         "path": None if found is None else str(found),
         "pairs": [pair.name for pair in registry.pairs_with(spec.name)],
     }

@@ -69,14 +69,19 @@ def pair_row(document: Mapping[str, Any], default: str) -> Row:
     installed = document["installed"]
     state = {(True, True): "yes", (True, False): "target", (False, True): "draft"}
     here = state.get((installed["target"], installed["draft"]), "no")
-    advice = "yes" if document["recommended"] else "no"
     return (
         f"{document['name']}{' *' if document['name'] == default else ''}",
         size_text(document["size_bytes"]),
         here,
         _fits(document["fits"]),
-        advice if document["verified"] else "unverified",
+        _advice(document),
     )
+
+
+def _advice(document: Mapping[str, Any]) -> str:
+    if not document["recommended"]:
+        return "no"
+    return "yes" if document["verified"] else "unverified"
 
 
 def size_text(num_bytes: int | None) -> str:
@@ -100,7 +105,7 @@ def pair_fields(document: Mapping[str, Any]) -> dict[str, str]:
     return {
         "pair": document["name"],
         "note": document["note"],
-        "recommended": "yes" if document["recommended"] else f"no: {document['reason']}",
+        "recommended": f"no: {document['reason']}" if document["reason"] else _advice(document),
         "verified": "" if document["verified"] else "no: a file was seen by name only",
         "size": size_text(document["size_bytes"]),
         "memory": "" if memory is None else f"about {format_size(memory)}, {fit}",
