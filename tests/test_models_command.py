@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pexpect
 import pytest
@@ -19,6 +20,8 @@ from models import CHATML, sentencepiece_vocabulary, tiny
 from specdec_cli import paths
 from specdec_cli.cli.app import invoke
 from specdec_cli.cli.options import complete_name, complete_pair
+from specdec_cli.gguf import check_header
+from specdec_cli.memory import LEAST_CTX, LIMIT_VARIABLE, estimate_files, max_ctx
 from specdec_cli.registry import load_registry, own_file
 from specdec_cli.tiny import Vocabulary, byte_level_vocabulary
 
@@ -123,11 +126,32 @@ def test_documents_have_the_fields_of_the_page(run: Run) -> None:
 
 
 def test_what_fits_follows_the_memory(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec_cli.estimates.machine_memory", lambda: 8_000_000_000)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=8_000_000_000, total=8_000_000_000))
     fits = {pair["name"]: pair["fits"] for pair in run("--json").document["pairs"]}
     assert fits["qwen3-8b+0.6b"] is True
     assert fits["qwen2.5-72b+0.5b"] is False
     assert fits["gemma-2-27b+2b"] is None
+
+
+def test_files_that_are_here_are_reckoned_with_as_in_run(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = folder / "target.gguf", folder / "same.gguf"
+    run("add", "mine", "--target", str(files[0]), "--draft", str(files[1]))
+    needed = estimate_files(*files, min(LEAST_CTX, max_ctx(check_header(files[0])))).needed
+
+    def documents() -> list[dict]:
+        [listed] = [pair for pair in run("--json").document["pairs"] if pair["name"] == "mine"]
+        return [listed, run("show", "mine", "--json").document, run("check", "mine", "--json").document]
+
+    assert [(item["memory_bytes"], item["fits"]) for item in documents()] == [(needed, True)] * 3
+    monkeypatch.setenv(LIMIT_VARIABLE, str(needed - 1))
+    assert [(item["memory_bytes"], item["fits"]) for item in documents()] == [(needed, False)] * 3
+    assert run("--json").document["memory_bytes"] == needed - 1
+    assert "more than is free" in run("show", "mine").out
+    assert "more than is free" in run("check", "mine").out
+    monkeypatch.setenv(LIMIT_VARIABLE, "many")
+    assert (run().code, "is not a size" in run().err) == (2, True)
 
 
 def test_what_is_installed(run: Run, folder: Path) -> None:
@@ -537,9 +561,12 @@ def test_completion_in_a_shell_loads_nothing_heavy(words: str) -> None:
     assert not heavy & modules
 
 
-def test_the_list_loads_no_model_library() -> None:
+def test_the_list_loads_no_model_library(run: Run, folder: Path) -> None:
+    files = (str(folder / f"{name}.gguf") for name in ("target", "same"))
+    run("add", "mine", "--target", next(files), "--draft", next(files))
     out, modules = loaded("models")
     assert "qwen3-8b+0.6b" in out
+    assert "mine" in out
     assert not {"llama_cpp", "numpy", "rich", "tomlkit", "jinja2"} & modules
 
 

@@ -101,7 +101,7 @@ def ratio_text(ratio: float | None) -> str:
 def pair_fields(document: Mapping[str, Any]) -> dict[str, str]:
     """A pair as names and values, from its JSON object."""
     memory, ratio = document["memory_bytes"], document["cost_ratio"]
-    fit = {True: "fits this machine", False: "more than this machine has", None: ""}[document["fits"]]
+    fit = {True: "fits", False: "more than is free", None: ""}[document["fits"]]
     return {
         "pair": document["name"],
         "note": document["note"],
@@ -148,13 +148,11 @@ def print_check(document: Mapping[str, Any], stream: TextIO) -> None:
         print_table(("token", "target", "draft", "kind"), rows, stream, right=(0,))
     stream.write("\n")
     verdict = document["verdict"] + (f": {document['reason']}" if document["reason"] else "")
-    memory = (
-        f"about {format_size(document['memory_bytes'])}, {'fits' if document['fits'] else 'more than'} this machine"
-    )
+    fit = "fits" if document["fits"] else "more than is free"
     print_fields(
         {
             "draft step": f"{document['cost_ratio']:.2f} target steps, by the bytes read",
-            "memory": memory + ("" if document["fits"] else " has"),
+            "memory": f"about {format_size(document['memory_bytes'])}, {fit}",
             "verdict": verdict,
         },
         stream,
