@@ -10,7 +10,7 @@ from typing import Literal
 
 from specdec_cli.errors import ModelMissingError, UsageError
 from specdec_cli.files import expanded
-from specdec_cli.registry import ModelSpec, Pair, Registry, load_registry
+from specdec_cli.registry import ModelSpec, Pair, Registry, load_registry, looks_like_a_name
 from specdec_cli.sources import Progress, describe, fetch, locate, spec_of
 from specdec_cli.split import check_path, repository_in
 
@@ -40,9 +40,10 @@ class ModelChoice:
 
 
 def named_model(text: str | Path) -> Path | ModelSpec:
-    """The model that a user names: `hf:OWNER/REPO[:QUANT]`, `url:https://...`, `pypi:...`, or else a path.
+    """The model that a user names: `hf:OWNER/REPO[:QUANT]`, `url:https://...`, `pypi:...`, a known name, or a path.
 
     Raises:
+        ModelMissingError: neither a file nor a known name.
         UsageError: a source that is malformed.
     """
     if isinstance(text, Path):
@@ -50,7 +51,8 @@ def named_model(text: str | Path) -> Path | ModelSpec:
     if text.lower().startswith("path:"):
         return expanded(text[len("path:") :])
     if not is_source(text):
-        return Path(text)
+        is_name = looks_like_a_name(text) and not Path(text).exists()
+        return load_registry().model(text) if is_name else Path(text)
     if text.lower().startswith("http"):
         text = f"url:{text}"
     kind, _, rest = text.partition(":")
@@ -60,6 +62,11 @@ def named_model(text: str | Path) -> Path | ModelSpec:
 def is_source(text: str) -> bool:
     """Whether a text names a model by where it can be had, and not by a path."""
     return bool(_SOURCE.match(text))
+
+
+def is_known(text: str) -> bool:
+    """Whether a text is the name of a model in the registry, and no file."""
+    return looks_like_a_name(text) and not Path(text).exists() and text in load_registry().models
 
 
 def choose_models(
@@ -119,7 +126,7 @@ def fetch_files(choice: ModelChoice, *, offline: bool, progress: Progress) -> tu
 
 
 def file_of(registry: Registry, text: str, part: Literal["target", "draft"]) -> Path:
-    """The file that a path, a model's or a pair's name means; nothing is downloaded.
+    """The file that a path, a source, a model's or a pair's name means; nothing is downloaded.
 
     Args:
         registry: what is known by name.
@@ -128,13 +135,26 @@ def file_of(registry: Registry, text: str, part: Literal["target", "draft"]) -> 
 
     Raises:
         ModelMissingError: nothing is known by that name, or it is not on this machine.
+        UsageError: a source that is malformed.
     """
+    if is_source(text):
+        return _cached(named_model(text))
     if text not in registry.pairs and (text.lower().endswith(".gguf") or os.sep in text):
         return Path(text)
     found = registry.find(text)
     if isinstance(found, ModelSpec):
         return present_file(registry, found)
     return present_file(registry, found.target if part == "target" else found.draft, found)
+
+
+def _cached(model: Path | ModelSpec) -> Path:
+    if isinstance(model, Path):
+        return model
+    path = locate(model)
+    if path is None:
+        source = describe(model.sources[0])
+        raise ModelMissingError(f"`{source}` is not on this machine", f"`specdec pull --target {source}` first")
+    return path
 
 
 def present_file(registry: Registry, spec: ModelSpec, pair: Pair | None = None) -> Path:

@@ -14,7 +14,7 @@ from typing import Any, Literal, get_args
 
 from specdec_cli import paths
 from specdec_cli.errors import SpecdecError, UsageError
-from specdec_cli.files import read_own_text, replace_text
+from specdec_cli.files import locked, read_own_text, replace_text
 from specdec_cli.types import MAX_DRAFT_TOKENS, DrafterName, Drafting
 
 if sys.version_info >= (3, 11):
@@ -117,10 +117,18 @@ def save_setting(name: str, value: Any) -> Path:
         UsageError: the present file is not valid TOML, or there is nothing to remove.
         SpecdecError: it cannot be written.
     """
+    path = config_file().resolve()
+    with locked(path):
+        new = _with_setting(path, read_own_text(path), name, value)
+        # What would not be read again must not replace what is.
+        _parsed(path, new)
+        _replace(path, new)
+    return path
+
+
+def _with_setting(path: Path, text: str, name: str, value: Any) -> str:
     import tomlkit
 
-    path = config_file().resolve()
-    text = read_own_text(path)
     _parsed(path, text)
     document = tomlkit.parse(text)
     keys = [key for key in document if key != _PAIRS and option_name(key) == option_name(name)]
@@ -129,16 +137,11 @@ def save_setting(name: str, value: Any) -> Path:
             raise UsageError(f"`{name}` is not set in {path}", "see `specdec config show`")
         for key in keys:
             document.remove(key)
-        new = tomlkit.dumps(document)
     elif keys:
         document[keys[0]] = value
-        new = tomlkit.dumps(document)
     else:
-        new = _with_line(text, tomlkit.dumps({option_name(name): value}))
-    # What would not be read again must not replace what is.
-    _parsed(path, new)
-    _replace(path, new)
-    return path
+        return _with_line(text, tomlkit.dumps({option_name(name): value}))
+    return tomlkit.dumps(document)
 
 
 def _with_line(text: str, line: str) -> str:
@@ -194,12 +197,20 @@ def save_pair_settings(pair: str, drafting: Drafting) -> Path:
         UsageError: the present file is not what `load_pair_settings` takes.
         SpecdecError: it cannot be written.
     """
+    # A link into a folder of dotfiles stays one.
+    path = config_file().resolve()
+    with locked(path):
+        new = _with_pair_settings(path, read_own_text(path), pair, drafting)
+        # What would not be read again must not replace what is.
+        _pair_settings(_parsed(path, new).get("pairs", {}).get(pair, {}), f'{path}: [pairs."{pair}"]')
+        _replace(path, new)
+    return path
+
+
+def _with_pair_settings(path: Path, text: str, pair: str, drafting: Drafting) -> str:
     import tomlkit
     from tomlkit.items import Table
 
-    # A link into a folder of dotfiles stays one.
-    path = config_file().resolve()
-    text = read_own_text(path)
     _parsed(path, text)
     document = tomlkit.parse(text)
     pairs = document.setdefault("pairs", tomlkit.table(is_super_table=True))
@@ -210,11 +221,7 @@ def save_pair_settings(pair: str, drafting: Drafting) -> Path:
             table.pop(key, None)
         else:
             table[key] = value
-    new = tomlkit.dumps(document)
-    # What would not be read again must not replace what is.
-    _pair_settings(_parsed(path, new).get("pairs", {}).get(pair, {}), f'{path}: [pairs."{pair}"]')
-    _replace(path, new)
-    return path
+    return tomlkit.dumps(document)
 
 
 def _replace(path: Path, text: str) -> None:

@@ -18,7 +18,8 @@ import psutil
 from specdec_cli import compatibility, interrupt
 from specdec_cli.context import CachedContext
 from specdec_cli.errors import BackendError, IncompatibleModelsError, ModelLoadError
-from specdec_cli.types import CHUNK, MAX_DRAFT_TOKENS, ContextOptions, Draft, Logits
+from specdec_cli.limits import CHUNK
+from specdec_cli.types import MAX_DRAFT_TOKENS, ContextOptions, Draft, Logits
 
 KV_TYPES = {
     "f32": llama_cpp.GGML_TYPE_F32,

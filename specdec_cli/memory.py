@@ -18,7 +18,7 @@ import psutil
 
 from specdec_cli.errors import OutOfMemoryError, UsageError
 from specdec_cli.gguf import TENSOR_TYPES, Header, Skipped, TensorInfo, check_header
-from specdec_cli.types import CHUNK
+from specdec_cli.limits import CHUNK
 
 LIMIT_VARIABLE = "SPECDEC_MEMORY_LIMIT"
 """Environment variable: at most so much memory is counted as free, such as `8GB` or `500MB`."""

@@ -10,7 +10,6 @@ import glob
 import hashlib
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -21,13 +20,13 @@ from typing import IO, Any
 from specdec_cli import download, hub, paths
 from specdec_cli.download import Progress, Remote, SilentProgress, format_size, scrub
 from specdec_cli.errors import DownloadError, ModelMissingError, SpecdecError, UsageError
-from specdec_cli.files import file_digest, known_digest, remember_digest, write_whole
+from specdec_cli.files import file_digest, known_digest, remember_digest, try_lock, write_whole
 from specdec_cli.registry import HubRepo, HubSource, ModelSpec, PathSource, PypiSource, Shard, UrlSource, parse_source
 from specdec_cli.split import shard_names, shard_number
 
 __all__ = [
     "Progress", "SilentProgress", "cached_files", "describe", "fetch", "format_size", "locate", "resolve", "scrub",
-    "spec_of", "try_lock", "verify",
+    "spec_of", "verify",
 ]  # fmt: skip
 
 _COMMIT = re.compile(r"@([0-9a-f]{8})[0-9a-f]{32}$")
@@ -451,28 +450,3 @@ def _acquired(lock: Path, progress: Progress) -> IO[str]:
             if os.path.samestat(os.fstat(stream.fileno()), lock.stat()):
                 return stream
         stream.close()
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def try_lock(stream: IO[str]) -> bool:
-        """Lock an open file; False while another process holds it."""
-        try:
-            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-else:
-    import fcntl
-
-    def try_lock(stream: IO[str]) -> bool:
-        """Lock an open file; False while another process holds it."""
-        try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            # Some network file systems have no locks; a second download is then only waste.
-            return True
-        return True

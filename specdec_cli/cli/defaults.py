@@ -134,12 +134,12 @@ def _expanded(text: str, parameter: Any) -> str:
 
 
 def names_a_file(parameter: Any, text: str) -> bool:
-    """Whether a value is a path; models may be named by a source too."""
+    """Whether a value is a path; models may be named by a source or a known name too."""
     if parameter.name not in {"target", "draft"}:
         return bool(parameter.type_descriptor.is_path)
-    from specdec_cli.choice import is_source
+    from specdec_cli.choice import is_known, is_source
 
-    return not is_source(text)
+    return not (is_source(text) or is_known(text))
 
 
 def converted(parameter: Any, text: str | list[str], context: Any) -> Any:

