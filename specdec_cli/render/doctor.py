@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import platform
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -123,18 +122,49 @@ def reason(found: Measurement) -> str:
 # --- document --------------------------------------------------------------------------------------------------------
 
 
-def doctor_document(findings: Sequence[Finding], found: Measurement | None) -> dict[str, Any]:
-    """Everything for a bug report, with nothing in it that tells whose machine it is."""
+def doctor_document(
+    findings: Sequence[Finding], found: Measurement | None, models: Sequence[str | Path | None] = ()
+) -> dict[str, Any]:
+    """Everything for a bug report, with nothing in it that tells whose machine it is.
+
+    Args:
+        findings: all of them.
+        found: what was measured.
+        models: as the user named them; of paths only the last part is told.
+    """
     document = {
         "schema": SCHEMA,
         "usable": is_usable(findings),
         "checks": [
-            {"name": item.name, "status": item.status, "text": item.text, "hint": item.hint, "facts": dict(item.facts)}
+            {
+                "name": item.name,
+                "status": item.status,
+                "text": _public(item),
+                "hint": item.hint,
+                "facts": dict(item.facts),
+            }
             for item in findings
         ],
         "measurement": None if found is None else _measurement_fields(found),
     }
-    return json.loads(json.dumps(document), object_hook=_without_owner)  # type: ignore[no-any-return]
+    words = _folders(models)
+    return {name: _anonymous(value, words) for name, value in document.items()}
+
+
+def _folders(models: Sequence[str | Path | None]) -> list[str]:
+    """The folders of models, as messages may have them, longest first."""
+    parents = [Path(model).parent for model in models if model is not None and Path(model).name]
+    folders = {anonymous(str(form)) for parent in parents for form in (parent, parent.absolute(), parent.resolve())}
+    outside = (folder for folder in folders if folder not in (".", os.sep) and folder[0] not in "~$")
+    return sorted(outside, key=len, reverse=True)
+
+
+def _public(finding: Finding) -> str:
+    """The text; of a mistake in the config without the value."""
+    if finding.name != "config" or finding.status != "problem":
+        return finding.text
+    text = re.sub(r" cannot be `.*", " has a value that it cannot have", finding.text, flags=re.DOTALL)
+    return re.sub(r", not `.*", "", text, flags=re.DOTALL)
 
 
 def is_usable(findings: Sequence[Finding]) -> bool:
@@ -166,14 +196,17 @@ def _measurement_fields(found: Measurement) -> dict[str, Any]:
     }
 
 
-def _without_owner(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: _anonymous(value) for name, value in fields.items()}
-
-
-def _anonymous(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_anonymous(item) for item in value]
-    return anonymous(value) if isinstance(value, str) else value
+def _anonymous(value: Any, folders: Sequence[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _anonymous(item, folders) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_anonymous(item, folders) for item in value]
+    if not isinstance(value, str):
+        return value
+    text = anonymous(value)
+    for folder in folders:
+        text = re.sub(rf"(?<![\w.~$/-]){re.escape(folder + os.sep)}", lambda _: f"...{os.sep}", text)
+    return text
 
 
 def anonymous(text: str) -> str:
