@@ -306,12 +306,15 @@ def look_at_config(mistake: SpecdecError | None) -> Finding:
     Args:
         mistake: what a command says of it.
     """
-    from specdec_cli.config import config_file
+    from specdec_cli.config import config_file, unknown_pairs
 
     path = config_file()
     facts = {"path": str(path), "exists": path.exists()}
     if mistake is not None:
         return Finding.of_error("config", mistake, facts)
+    with contextlib.suppress(SpecdecError):  # of `models.toml`: another finding
+        if mistakes := unknown_pairs():
+            return Finding("config", "warning", "; ".join(mistakes), "correct the names, or delete the tables", facts)
     return Finding("config", "ok", f"{path}" if path.exists() else "none; `specdec config set` makes one", facts=facts)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import io
 import json
 import os
 import platform
@@ -26,7 +27,7 @@ from specdec_cli.cost import CostModel, Timing
 from specdec_cli.doctor import KINDS, Expectation, Finding, Measurement
 from specdec_cli.errors import UsageError
 from specdec_cli.prediction import expected_speedup
-from specdec_cli.render.doctor import anonymous, reason, sentence
+from specdec_cli.render.doctor import anonymous, print_finding, print_measurement, reason, sentence
 
 ROOT = Path(__file__).parents[1]
 NAMES = ["specdec", "llama.cpp", "build", "devices", "cpu", "memory", "terminal", "config", "files", "hub", "pair"]
@@ -224,7 +225,7 @@ def test_a_broken_config_is_a_finding(call: Call, folder: Path) -> None:
     found = document(call, *models(folder), code=2)
     assert check(found, "config")["status"] == "problem"
     assert check(found, "config")["text"].endswith("config.toml:2: `temperature` has a value that it cannot have")
-    assert "config.toml:2: `temperature` cannot be `hot`" in "".join(call("--no-measure")[1].split("\n" + 20 * " "))
+    assert "config.toml:2: `temperature` cannot be `hot`" in call("--no-measure")[1]
     assert found["measurement"] is not None
     (paths.config_dir() / "config.toml").write_text("[pairs.x]\ndrafter = 'rosebud'")
     assert "rosebud" not in json.dumps(document(call, "--no-measure", code=2))
@@ -265,6 +266,31 @@ def test_looking_never_fails() -> None:
 
     assert look.looked_at("a", broken) == Finding("a", "warning", "could not be looked at: ZeroDivisionError: x")
     assert look.looked_at("a", refused) == Finding("a", "warning", "what", "next")
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 200])
+def test_a_terminal_folds_at_words(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    command = "`specdec config set threads 4 --a-long-one`"
+    finding = Finding("cpu", "warning", "many words " * 20, f"{'more words ' * 10}{command} {'and more ' * 5}")
+    print_finding(finding, stream := Terminal(), "never")
+    print_measurement(expecting(1.0, 1.0, 1.0, 1.0), stream, "never")
+    lines = stream.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines if command not in line)
+    assert sum(command in line for line in lines) == 1
+
+
+def test_a_pipe_has_no_width(call: Call) -> None:
+    out = call("--no-measure")[1]
+    assert all(line == line.rstrip() for line in out.splitlines())
+    heads = [line for line in out.splitlines() if re.match(r"(ok|warning|problem) ", line)]
+    assert len(heads) + out.count("\n" + 20 * " " + "→ ") == len(out.splitlines())
 
 
 @pytest.mark.parametrize("width", ["10", "30", "60", "200"])
