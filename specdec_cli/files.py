@@ -44,7 +44,8 @@ def read_own_text(path: Path) -> str:
         UsageError: it cannot be read, or is no text.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        # Some editors put a mark in front of the text.
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
