@@ -86,7 +86,7 @@ def render_chat(model: LanguageModel, messages: Sequence[Message]) -> str:
         ModelLoadError: the model has no template, or the template fails.
     """
     if model.chat_template is None:
-        raise ModelLoadError("the model has no chat template", "use `--raw` to complete the bare text")
+        raise ModelLoadError("the model has no chat template", "`specdec run --raw` completes bare text with it")
     try:
         return _render(model, messages)
     except TemplateRefusedError:

@@ -23,7 +23,7 @@ from specdec_cli.cli import chat_settings, clipboard
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.app import invoke
 from specdec_cli.cli.commands import COMMANDS, completions, quoted, split_command
-from specdec_cli.cli.editor import edited
+from specdec_cli.cli.editor import edited, editor
 from specdec_cli.cli.line_editor import wants_vi
 from specdec_cli.cli.lines import is_open_block, unquoted
 from specdec_cli.errors import ModelLoadError, SpecdecError, UsageError
@@ -210,6 +210,76 @@ class TestPipe:
         done = run("hi\n", "--load", "chat.json")
         assert (done.code, done.out) == (2, "")
 
+    def test_save_takes_regular_files_and_new_names_alone(self, run: Run, tmp_path: Path) -> None:
+        os.mkfifo("pipe")
+        Path("device").symlink_to("/dev/null")
+        Path("real.json").touch()
+        Path("link.json").symlink_to("real.json")
+        lines = [f"/save {name}\n" for name in ("pipe", "device", "/dev/full", "nowhere/x.json", "link.json", ".")]
+        done = run("hi\n" + "".join(lines))
+        assert (done.code, len(done.lines)) == (0, 1)
+        assert done.err.count("is not a regular file") == 3
+        assert f"cannot write `nowhere/x.json`: there is no folder `{tmp_path}/nowhere`" in done.err
+        assert not Path("nowhere").exists()
+        assert Path("link.json").is_symlink()
+        assert json.loads(Path("real.json").read_text())["messages"]
+
+    def test_a_file_names_no_other_files(self, run: Run) -> None:
+        Path("g.gbnf").write_text('root ::= "no"')
+        kept = {"ngram-cache": "made.db", "grammar": "g.gbnf", "json-schema": "s.json", "top-k": 7, "temperature": 0}
+        content = {"format": "specdec chat", "schema": 1, "messages": [], "settings": kept}
+        Path("chat.json").write_text(json.dumps(content))
+        for done in (run("/load chat.json\nhi\n"), run("hi\n", "--load", "chat.json")):
+            assert (done.code, len(done.lines)) == (0, 1)
+            assert (
+                "left out, as a file must not name others: ngram-cache, grammar, json-schema; `/set` sets" in done.err
+            )
+            assert re.search("settings of the file: top-k 7(, temperature 0.0)?\n", done.err)
+            assert done.lines != ["no"]
+        assert not Path("made.db").exists()
+        # What the last conversation here had goes on, and an inline schema names no file.
+        run("/set grammar g.gbnf\nhi\n")
+        assert run("hi\n", "--continue").lines == ["no"]
+        content["settings"] = {"json-schema": '{"enum": ["yes"]}'}
+        Path("chat.json").write_text(json.dumps(content))
+        assert run("hi\n", "--load", "chat.json").out == '"yes"\n'
+
+    def test_a_file_with_an_unknown_setting_is_named(self, run: Run) -> None:
+        content = {"format": "specdec chat", "schema": 1, "messages": [], "settings": {"x": 1}}
+        Path("chat.json").write_text(json.dumps(content))
+        assert "cannot load `chat.json`: there is no setting `x`" in run("/load chat.json\n").err
+
+    def test_loading_what_was_with_other_models(self, run: Run, folder: Path) -> None:
+        run("hi\n/save chat.json\n")
+        assert "other models" not in run("/load chat.json\n").err
+        done = run("/load chat.json\n", target="other.gguf")
+        assert f"it was with other models: `/model {folder}/target.gguf` goes on with them" in done.err
+
+    def test_older_turns_come_back(self, run: Run) -> None:
+        many = "".join(f"message number {place}\n" for place in range(8))
+        done = run(f"{many}/undo\n/undo\n/undo\n/undo\n/undo\n", "--ctx", "128", "--no-draft")
+        assert re.search(r"taken back: .*\n(an older turn is|\d older turns are) sent again", done.err)
+        # A larger context takes all of a conversation.
+        run(many, "--ctx", "128", "--no-draft")
+        assert "sent again" in run("and now\n", "--continue", "--no-draft").err
+
+    def test_state_that_cannot_be_written(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("specdec_cli.cli.repl.keep_last", lambda _transcript: False)
+        done = run("hi\nand again\n")
+        assert (done.code, len(done.lines)) == (0, 2)
+        assert done.err.count("\nthe conversation cannot be kept for `--continue`: ") == 1
+        assert "set SPECDEC_HOME" in done.err
+
+    @pytest.mark.parametrize("where", ["2>&-", "2>/dev/full"])
+    def test_messages_that_cannot_be_written(self, folder: Path, where: str) -> None:
+        words = [sys.executable, "-m", "specdec_cli", "chat", "--target", str(folder / "target.gguf"), "-n", "4"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        command = ["/bin/sh", "-c", f'"$0" "$@" {where}', *words, "--no-draft"]
+        done = subprocess.run(
+            command, env=environment, input=b"hi\nand again\n/show\n", capture_output=True, check=False
+        )
+        assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
+
     def test_json_lines(self, run: Run) -> None:
         records = [json.loads(line) for line in run("hi\nagain\n", "--json").lines]
         assert [record["type"] for record in records if record["type"] in ("start", "end")] == ["start", "end"] * 2
@@ -238,11 +308,14 @@ class TestPipe:
         assert done.err.rstrip().splitlines()[-3].startswith("Error: the con")
 
     def test_thinking(self, run: Run) -> None:
-        shown = run("hi\n", target="thinking.gguf")
-        hidden = run("hi\n", "--hide-thinking", target="thinking.gguf")
+        shown = run("hi\n", "--show-thinking", target="thinking.gguf")
         assert len(shown.out) > 1
-        assert (hidden.code, hidden.out) == (0, "\n")
-        assert "(thinking)\n" in hidden.err
+        assert run("/set hide-thinking off\nhi\n", target="thinking.gguf").out == shown.out
+        # A pipe takes the answer alone.
+        for flags in ((), ("--hide-thinking",)):
+            hidden = run("hi\n", *flags, target="thinking.gguf")
+            assert (hidden.code, hidden.out) == (0, "\n")
+            assert "(thinking)\n" in hidden.err
 
     def test_models_that_cannot_chat(self, run: Run) -> None:
         done = run("hi\n", target="bare.gguf")
@@ -505,8 +578,20 @@ def test_editor(tmp_path: Path) -> None:
         edited("a", str(tmp_path / "nowhere"))
     with pytest.raises(SpecdecError, match="ended with 1"):
         edited("a", "false")
+    # Ctrl-C is the editor's.
+    script.write_text('#!/bin/sh\ntrap "echo trapped >> $1" INT\nkill -INT $PPID $$\n')
+    assert edited("a", f"'{script}'") == "a\ntrapped"
+    script.write_text("#!/bin/sh\nkill -INT $$\n")
+    with pytest.raises(SpecdecError, match="ended with -2"):
+        edited("a", f"'{script}'")
     with pytest.raises(SpecdecError, match="cannot run the editor"):
         edited("a", "'")
+
+
+def test_the_editor_that_is_named() -> None:
+    assert editor({"VISUAL": "a", "EDITOR": "b"}) == "a"
+    assert editor({"VISUAL": " ", "EDITOR": "b"}) == "b"
+    assert editor({"EDITOR": ""}) is None
 
 
 # --- on a pseudo-terminal ----------------------------------------------------------------------------------------

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -113,9 +113,11 @@ class Commands:
         self._repl.answer(self._repl.chat.retry)
 
     def _undo(self, _argument: str) -> None:
+        num_dropped = self._repl.chat.num_dropped
         message = self._repl.chat.undo()
         self._repl.keep()
         self._repl.note(f"taken back: {shortened(message)}")
+        self._repl.tell_dropped(num_dropped)
 
     def _edit(self, argument: str) -> None:
         last = self._repl.chat.last_message
@@ -175,11 +177,15 @@ class Commands:
     def _load(self, argument: str) -> None:
         path = _path(argument)
         transcript = read_transcript(path)
-        self._repl.change(self._repl.settings.with_values(transcript.settings))
+        settings, notes = self._repl.settings.with_file(path, transcript.settings)
+        self._repl.change(settings)
         self._repl.chat.replace(transcript.turns, transcript.system, transcript.num_dropped)
         self._repl.note(f"loaded {path}, {counted(len(transcript.turns))}")
-        if transcript.pair and transcript.pair != self._repl.loaded.choice.pair:
-            self._repl.note(f"it was with other models: `/model {transcript.pair}` goes on with them")
+        for text in notes:
+            self._repl.note(text)
+        names = transcript.pair, transcript.target, transcript.draft
+        if any(names) and names != self._repl.loaded.names:
+            self._repl.note(f"it was with other models: {_way_to(names)} goes on with them")
 
     def _file(self, argument: str) -> None:
         path = _path(argument)
@@ -220,6 +226,15 @@ def shortened(message: str) -> str:
 def counted(num_turns: int) -> str:
     """Turns, in words."""
     return f"{num_turns} message and its answer" if num_turns == 1 else f"{num_turns} messages and their answers"
+
+
+def _way_to(names: Sequence[str | None]) -> str:
+    """What loads these models; a draft model can be named on the command line alone."""
+    pair, target, draft = names
+    if draft is None and (pair is None or target is None):
+        return f"`/model {pair or target}`"
+    flags = (f"--target {target}" if target else "", f"--draft {draft}" if draft else "")
+    return f"`{' '.join(word for word in ('specdec chat', pair, *flags) if word)}`"
 
 
 def _path(argument: str) -> Path:

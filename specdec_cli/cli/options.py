@@ -449,7 +449,14 @@ class ChatFlags:
             "--on-full", help="when the context is full: drop the oldest turns, stop the answer, or end with an error"
         ),
     ] = "drop"
-    hide_thinking: Annotated[bool, _chat("--hide-thinking", help="do not show what a reasoning model thinks")] = False
+    hide_thinking: Annotated[
+        bool | None,
+        _chat(
+            "--hide-thinking/--show-thinking",
+            help="leave out or show what a reasoning model thinks",
+            show_default="shown on a terminal, left out elsewhere",
+        ),
+    ] = None
 
 
 def with_flag_groups(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -6,11 +6,11 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specdec_cli import interrupt
+from specdec_cli import interrupt, paths
 from specdec_cli.chat import Chat
 from specdec_cli.choice import ModelChoice, choose_models, fetch_files
 from specdec_cli.cli import options as opt
@@ -45,6 +45,7 @@ class Repl:
         reader: where messages come from.
         is_interactive: someone sits there; a pipe has no banner, no editor, and ends at Ctrl-C.
         keeps: write the conversation after every turn, for `--continue`.
+        notes: what to tell first.
         attached: files' texts for the next message.
     """
 
@@ -56,6 +57,7 @@ class Repl:
     reader: Reader
     is_interactive: bool
     keeps: bool
+    notes: Sequence[str] = ()
     attached: list[str] = field(default_factory=list)
     _view: View = field(init=False)
     _renderer: Renderer = field(init=False)
@@ -102,6 +104,8 @@ class Repl:
             self.note('/help lists commands; Ctrl-D or /bye leaves; Alt-Enter or """ for several lines')
         if self.chat.turns:
             self.note(f"{counted(len(self.chat.turns))} so far; the last one: {shortened(self.chat.turns[-1].user)}")
+        for text in self.notes:
+            self.note(text)
 
     def _step(self, line: str) -> int | None:
         """Do what a line says; the exit code when it was the last one."""
@@ -144,7 +148,7 @@ class Repl:
         num_dropped, num_answers, shown, stopped = self.chat.num_dropped, len(self.chat.answers), False, False
         try:
             with interrupt.stop_on_sigint(), contextlib.closing(begin()) as events:  # type: ignore[type-var]
-                num_dropped = self._tell_dropped(num_dropped)
+                num_dropped = self.tell_dropped(num_dropped)
                 self._renderer.start(self._info())
                 shown = True
                 for event in events:
@@ -156,10 +160,10 @@ class Repl:
                 self._renderer.end_text()
             raise
         finally:
-            if len(self.chat.answers) > num_answers:
-                self.keep()
+            is_kept = len(self.chat.answers) == num_answers or self._is_kept()
         self._end(stopped=stopped, shown=shown and len(self.chat.answers) > num_answers)
-        self._tell_dropped(num_dropped)
+        self._tell_kept(is_kept)
+        self.tell_dropped(num_dropped)
         if stopped and not self.is_interactive:
             raise KeyboardInterrupt
         self._is_stopping = False
@@ -190,18 +194,28 @@ class Repl:
         info = answer_info(session, pair, chat.params, seed_drawn=drawn, drafting=chat.drafting)
         return {**info, "thinking": chat.opens_thinking}
 
-    def _tell_dropped(self, before: int) -> int:
+    def tell_dropped(self, before: int) -> int:
+        """Say what has changed since so many turns were no longer sent; how many are not now."""
         num = self.chat.num_dropped - before
-        if num > 0:
+        if num < 0 and self.chat.turns:
+            self.note("an older turn is sent again" if num == -1 else f"{-num} older turns are sent again")
+        elif num > 0:
             turns = "the oldest turn is" if num == 1 else f"the {num} oldest turns are"
             self.note(f"the context of {self.chat.num_ctx} tokens is full: {turns} no longer sent")
         return self.chat.num_dropped
 
     def keep(self) -> None:
         """Write the conversation where `--continue` finds it."""
-        if self.keeps and not keep_last(self.transcript()):
+        self._tell_kept(self._is_kept())
+
+    def _is_kept(self) -> bool:
+        return not self.keeps or keep_last(self.transcript())
+
+    def _tell_kept(self, is_kept: bool) -> None:
+        if not is_kept:
             self.keeps = False
-            self.note("the conversation cannot be kept for `--continue`: the state directory is not writable")
+            self.note(f"the conversation cannot be kept for `--continue`: `{paths.state_dir()}` is not writable")
+            self.note("set SPECDEC_HOME to a folder that is, or use `--no-history`")
 
     def transcript(self) -> Transcript:
         """The conversation as it is written."""
@@ -271,7 +285,11 @@ class Repl:
 
     def _wanted_view(self) -> View:
         view = self.output.view(explain=self.settings.drafting.explain)
-        return dataclasses.replace(view, brief=True, thoughts="hide" if self.settings.chat.hide_thinking else "show")
+        hides = self.settings.chat.hide_thinking
+        if hides is None:
+            # Whatever reads a pipe wants the answer.
+            hides = not sys.stdout.isatty()
+        return dataclasses.replace(view, brief=True, thoughts="hide" if hides else "show")
 
     def title(self) -> str:
         """The models, in a line."""
