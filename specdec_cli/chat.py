@@ -171,6 +171,7 @@ class Chat:
         self._dropped_before = [0] * len(self.turns)
         self.unanswered: str | None = None
         self.answers: list[Stats] = []
+        self._num_readings = 0
         self.params = self.settings.sampling
         self.opens_thinking = False
         self.use(session)
@@ -201,9 +202,17 @@ class Chat:
         return self.session.options.num_ctx
 
     @property
-    def num_held(self) -> int:
-        """Tokens of the last prompt and its answer."""
-        return len(self._held)
+    def num_used(self) -> int:
+        """Tokens of the turns that are sent, and of the system message with them; at most the size of the context."""
+        if self.num_dropped >= len(self.turns):
+            return 0
+        text = conversation.render_chat(self.session.target, self.sent, to_answer=False)
+        return min(len(conversation.encode_rendered(self.session.target, text, self._held)), self.num_ctx)
+
+    @property
+    def num_answers(self) -> int:
+        """Answers so far; one that was stopped before its first token is none."""
+        return len(self.answers) - self._num_readings
 
     @property
     def drafting(self) -> Drafting:
@@ -308,7 +317,8 @@ class Chat:
     def _way_out(self, has_turns: bool) -> str:
         if has_turns:
             return "`/clear` or `/undo` make room, `--on-full drop` does so by itself, `--ctx` makes the context larger"
-        return "use a shorter message, or start with a larger `--ctx`"
+        shorter = "a shorter message" if self.system is None else "a shorter message or `/system` message"
+        return f"use {shorter}, or start with a larger `--ctx`"
 
     def _warm(self) -> None:
         """What is measured on first use must not count as decoding for an answer."""
@@ -379,6 +389,7 @@ class Chat:
         if answer.reason == "interrupted":
             stats.stop()
             stats.num_prompt_tokens = len(answer.prompt)
+            self._num_readings += not answer.tokens
         stats.num_target_decoded, stats.num_draft_decoded = now[0] - decoded[0], now[1] - decoded[1]
         plain_s = self.session.plain_step_s
         if plain_s is not None and not self.drafting.is_off:

@@ -152,7 +152,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _bad(path: Path, reason: str) -> UsageError:
-    return UsageError(f"cannot load `{path}`: {reason}", "`/save FILE` writes what can be loaded")
+    hint = "`/save FILE` writes what can be loaded"
+    if path == last_path():
+        hint = "start without `--continue`; the next answer writes the file anew"
+    return UsageError(f"cannot load `{path}`: {reason}", hint)
 
 
 @dataclass(frozen=True, slots=True)

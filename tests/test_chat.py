@@ -163,6 +163,31 @@ def before_last_turn(chat: Chat) -> Chat:
     return chat
 
 
+def test_a_reading_that_was_stopped_is_no_answer_but_decoding() -> None:
+    chat = fake_chat()
+    answer(chat.send("hello"))
+    before = chat.stats.num_target_decoded
+    events = chat.send("and more")
+    contexts(chat)[0].fail_next = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        answer(events)
+    assert (chat.num_answers, len(chat.answers)) == (1, 2)
+    assert chat.stats.num_target_decoded > before
+
+
+def test_used_context() -> None:
+    chat = fake_chat(system="be brief")
+    assert chat.num_used == 0
+    text = answer(chat.send("hello"))
+    # What stands in front of the next answer is part of this template however it is asked.
+    assert chat.num_used == len(f"s:be brief\nu:hello\na:{text}\na:")
+    chat.undo()
+    assert chat.num_used == 0
+    full = fake_chat(48, max_tokens=100)
+    answer(full.send("hello"))
+    assert full.num_used == 48
+
+
 class TestDropped:
     def test_what_a_turn_pushed_out_comes_back_with_undo(self) -> None:
         chat = fake_chat(128)

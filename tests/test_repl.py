@@ -121,8 +121,8 @@ class TestPipe:
         assert (done.code, len(done.lines)) == (0, 1)
         for message in (
             "there is no command `/retyr`", "perhaps `/retry`", "there is no setting `top-kk`", "`top-k`",
-            "cannot read `nowhere.json`", "'--temperature'", "`/save` needs a FILE", "nothing to undo",
-            "`/bye` takes nothing",
+            "cannot read `nowhere.json`", "temperature must be a number, not `warm`", "`/save` needs a FILE",
+            "nothing to undo", "`/bye` takes nothing",
         ):  # fmt: skip
             assert message in done.err, message
 
@@ -175,6 +175,42 @@ class TestPipe:
         assert "2048 tokens; when it is full: drop" in done.err
         assert "2 answers · 16 tokens" in done.err
         assert "decoded by the target" in done.err
+
+    def test_counts_are_those_of_the_conversation(self, run: Run) -> None:
+        used = re.compile(r"context +(\d+) of")
+        done = run("/show\nhi\n/show\n/save chat.json\n/undo\n/show\n")
+        nothing, one, undone = map(int, used.findall(done.err))
+        assert (nothing, undone) == (0, 0)
+        assert one > 8
+        assert abs(int(used.findall(run("/show\n", "--load", "chat.json").err)[0]) - one) <= 8
+        done = run("/show\nhi\n/show\n", "--ctx", "60", "-n", "100", "--ignore-eos", "--no-draft")
+        assert int(used.findall(done.err)[1]) <= 60
+
+    def test_refusals_speak_of_the_conversation(self, run: Run) -> None:
+        done = run("/set drafter best\n/set top-p 2\n/set draft-tokens x\n/hlp\n")
+        assert "Error: drafter must be one of `auto`, `model`, `ngram`, `none`, not `best`\n" in done.err
+        assert "--help" not in done.err
+        assert "SPECDEC" not in done.err
+        assert done.err.count("Hint: `/set` shows all settings") == 3
+        assert "perhaps `/help`;" in done.err
+
+    def test_settings_of_the_model_are_told_once(self, run: Run) -> None:
+        done = run("/set sampler-defaults model\n/set top-k 5\n/set top-p 0.9\n")
+        assert done.err.count("sampling settings of the model") == 1
+
+    def test_a_model_file_of_any_name(self, run: Run, folder: Path) -> None:
+        Path("plain").symlink_to(folder / "other.gguf")
+        assert re.search(r"target (plain|other\.gguf)", run("/model plain\n").err)
+
+    def test_a_long_system_message(self, run: Run) -> None:
+        done = run("hi\n", "-s", "word " * 100, "--ctx", "100", "--no-draft")
+        assert "a shorter message or `/system` message" in done.err
+
+    def test_the_last_conversation_is_broken(self, run: Run) -> None:
+        run("hi\n")
+        (paths.state_dir() / "chat" / "last.json").write_text("{")
+        done = run("hi\n", "--continue")
+        assert (done.code, "start without `--continue`" in done.err) == (2, True)
 
     def test_file(self, run: Run) -> None:
         Path("notes.txt").write_text("hello\n```\nworld")
@@ -399,9 +435,10 @@ class TestPipe:
     def test_copy(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "no answer to copy" in run("/copy\n").err
         copied: list[str] = []
-        monkeypatch.setattr(clipboard, "copy", lambda text, _terminal: copied.append(text) or "a test")
+        monkeypatch.setattr(clipboard, "copy", lambda text, _terminal: copied.append(text) or "copied by a test")
         done = run("hi\n/copy\n")
         assert copied == [done.lines[0].strip()]
+        assert "\ncopied by a test\n" in done.err
 
 
 # --- settings ----------------------------------------------------------------------------------------------------
@@ -453,10 +490,11 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("name", "text", "message"),
         [
-            ("temperature", "warm", "valid number"),
-            ("top-k", "1.5", "valid integer"),
-            ("drafter", "best", "'best' is not one of"),
-            ("ignore-eos", "maybe", "on or off"),
+            ("temperature", "warm", "temperature must be a number, not `warm`"),
+            ("top-k", "1.5", "top-k must be a whole number, not `1.5`"),
+            ("seed", "x", "seed must be a whole number, not `x`"),
+            ("drafter", "best", "drafter must be one of `auto`, `model`, `ngram`, `none`, not `best`"),
+            ("ignore-eos", "maybe", "ignore-eos is on or off, not `maybe`"),
             ("temprature", "1", "no setting `temprature`"),
             ("ctx", "100", "fixed once the models are loaded"),
             ("", "1", "no setting ``"),
@@ -554,14 +592,19 @@ class TestClipboard:
         script.chmod(0o700)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         terminal = Terminal()
-        assert clipboard.copy("grüße", terminal, {"DISPLAY": ":0"}) == "xclip"
+        assert clipboard.copy("grüße", terminal, {"DISPLAY": ":0"}) == "copied by xclip"
         assert (tmp_path / "copied").read_text("utf-8") == "grüße"
         assert terminal.getvalue() == ""
+        script.write_text("#!/bin/sh\nexit 1\n")
+        said = clipboard.copy("a", terminal, {"DISPLAY": ":0", "TERM": "xterm"})
+        assert said.startswith("`xclip` failed; sent to the terminal's clipboard (OSC 52)")
+        with pytest.raises(SpecdecError, match="`xclip` failed; no other way"):
+            clipboard.copy("a", io.StringIO(), {"DISPLAY": ":0"})
 
     def test_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "")
         terminal = Terminal()
-        assert clipboard.copy("a\ud800", terminal, {"TERM": "xterm"}) == "the terminal"
+        assert clipboard.copy("a\ud800", terminal, {"TERM": "xterm"}).startswith("sent to the terminal's clipboard")
         assert terminal.getvalue() == "\x1b]52;c;YT8=\x07"
         with pytest.raises(SpecdecError, match="clipboard"):
             clipboard.copy("a", terminal, {"TERM": "dumb"})
@@ -675,6 +718,31 @@ def messages() -> list[str]:
 
 
 class TestTerminal:
+    def test_keys_pressed_while_an_answer_is_written(self, screen: Opened) -> None:
+        chat = screen("-n", "2000", "--ignore-eos", "-t", "0", "--no-draft")
+        chat.ready()
+        chat.send("hello\r")
+        chat.expect(r"2004l\r?\n?[^\r\n]*[\w]{8}")
+        chat.send("/system typed ahead")
+        time.sleep(0.3)
+        chat.key("c")
+        shown = chat.expect(r"\(stopped\)")
+        assert "typed" not in shown
+        assert "^C" not in shown
+        chat.ready()
+        assert "the system message is set" in chat.say("")
+        assert "typed ahead" in chat.say("/show")
+        chat.key("d")
+        assert chat.code() == 0
+
+    def test_bytes_that_the_locale_lacks(self, screen: Opened) -> None:
+        chat = screen("-n", "4", LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii:surrogateescape")
+        chat.ready()
+        chat.say("gr\u00fc\u00dfe")
+        assert messages()[0] == "gr\u00fc\u00dfe"
+        chat.key("d")
+        assert chat.code() == 0
+
     def test_a_conversation(self, screen: Opened, tmp_path: Path) -> None:
         script = tmp_path / "editor"
         script.write_text('#!/bin/sh\nprintf "edited text" > "$1"\n')

@@ -57,13 +57,16 @@ class Settings:
         """
         return self.drafting.session_options(choice, model, self.given)
 
-    def chat_settings(self, choice: ModelChoice, model: opt.ModelFlags, target: Path | None) -> ChatSettings:
+    def chat_settings(
+        self, choice: ModelChoice, model: opt.ModelFlags, target: Path | None, *, tells: bool = True
+    ) -> ChatSettings:
         """How to answer.
 
         Args:
             choice: which models.
             model: how they are loaded.
             target: the target's file; None checks without it.
+            tells: say which sampling settings come from the file.
 
         Raises:
             UsageError: a value that cannot be.
@@ -71,7 +74,7 @@ class Settings:
         """
         from specdec_cli.chat import ChatSettings
 
-        params = self.sampling.params() if target is None else self.sampling.params_for(target, self.given)
+        params = self.sampling.params() if target is None else self.sampling.params_for(target, self.given, tells=tells)
         drafting = self.session_options(choice, model).drafting
         return ChatSettings(params, self.structure.structure(), drafting, self.chat.max_tokens, self.chat.on_full)
 
@@ -269,16 +272,26 @@ def _parsed(option: Any, words: list[str]) -> Settings:
     if option.is_flag:
         [word] = words
         if word not in (*_TRUE, *_FALSE):
-            raise UsageError(f"{name} is on or off, not `{word}`")
+            raise UsageError(f"{name[2:]} is on or off, not `{word}`")
         arguments = [name] if word in _TRUE else option.secondary_opts[:1]
     else:
         arguments = [f"{name}={word}" for word in words]
     try:
         parsed = _command().main(arguments, prog_name="/set", standalone_mode=False)
     except parse_error() as error:
-        raise UsageError(error.format_message().rstrip(".")) from None
+        raise UsageError(_refusal(option, words) or error.format_message().rstrip(".")) from None
     assert isinstance(parsed, Settings)
     return parsed
+
+
+def _refusal(option: Any, words: list[str]) -> str:
+    """What the option takes, in the words of this program; empty where its own check says so."""
+    name, given = _name(option), " ".join(words)
+    kind = get_type_hints(_GROUPS[_group_of(option.name)])[option.name]
+    if choices := values_of(name):
+        return f"{name} must be one of {', '.join(f'`{choice}`' for choice in choices)}, not `{given}`"
+    wanted = {int: "a whole number", float: "a number"}.get(next(iter(get_args(kind)), kind))
+    return f"{name} must be {wanted}, not `{given}`" if wanted else ""
 
 
 def draft_modes() -> tuple[str, ...]:

@@ -86,7 +86,8 @@ class Commands:
         command = COMMANDS.get(name)
         if command is None:
             close = difflib.get_close_matches(name, [*COMMANDS, *_ALIASES], n=3, cutoff=0.5)
-            listed = f"perhaps {joined(f'/{match}' for match in close)}" if close else "`/help` lists them"
+            names = dict.fromkeys(_ALIASES.get(match, match) for match in close)
+            listed = f"perhaps {joined(f'/{match}' for match in names)}" if close else "`/help` lists them"
             raise UsageError(f"there is no command `/{name}`", f"{listed}; behind a space it is a message")
         if argument and not command.argument:
             raise UsageError(f"`/{name}` takes nothing behind it, not `{argument}`")
@@ -151,7 +152,12 @@ class Commands:
         elif not value.strip():
             self._table([(name, settings.value(name))])
         else:
-            self._repl.change(settings.with_value(name, value.strip()))
+            try:
+                self._repl.change(settings.with_value(name, value.strip()))
+            except UsageError as error:
+                # Help of the command line is of no use inside a conversation.
+                hint = "`/set` shows all settings" if not error.hint or "--help" in error.hint else error.hint
+                raise UsageError(error.message.removeprefix("--"), hint) from None
             self._repl.note(f"{name} {self._repl.settings.value(name)}")
 
     def _draft(self, argument: str) -> None:
@@ -167,7 +173,7 @@ class Commands:
 
     def _stats(self, _argument: str) -> None:
         chat = self._repl.chat
-        self._repl.say(session_text(sys.stderr, self._repl.color, chat.stats, len(chat.answers)))
+        self._repl.say(session_text(sys.stderr, self._repl.color, chat.stats, chat.num_answers))
 
     def _save(self, argument: str) -> None:
         path = _path(argument)
@@ -193,7 +199,8 @@ class Commands:
         if "\0" in text:
             raise UsageError(f"`{path}` is not a text file", "`/file PATH` takes a text file")
         self._repl.attached.append(quoted(path.name, text))
-        self._repl.note(f"{path.name}, {len(text.splitlines())} lines, goes in front of the next message")
+        num = len(text.splitlines())
+        self._repl.note(f"{path.name}, {num} {'line' if num == 1 else 'lines'}, goes in front of the next message")
 
     def _model(self, argument: str) -> None:
         if argument:
@@ -204,8 +211,7 @@ class Commands:
         turns = self._repl.chat.turns
         if not turns:
             raise UsageError("there is no answer to copy")
-        how = clipboard.copy(without_thinking(turns[-1].answer).strip(), sys.stderr)
-        self._repl.note(f"copied by {how}")
+        self._repl.note(clipboard.copy(without_thinking(turns[-1].answer).strip(), sys.stderr))
 
     def _table(self, rows: list[tuple[str, str]]) -> None:
         self._repl.say(table_text(sys.stderr, self._repl.color, rows))

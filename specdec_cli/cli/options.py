@@ -112,7 +112,9 @@ class ModelFlags:
     offline: OfflineOption = False
     ctx: Annotated[
         int | None,
-        _model("--ctx", metavar="TOKENS", help="context size", show_default="what prompt and answer need"),
+        _model(
+            "--ctx", metavar="TOKENS", help="context size", show_default="what prompt and answer need; 8192 in chat"
+        ),
     ] = None
     gpu_layers: Annotated[
         int | None,
@@ -345,12 +347,13 @@ class SamplingFlags:
         del values["sampler_defaults"]
         return SamplingParams(**values)
 
-    def params_for(self, target: Path, given: Collection[str]) -> SamplingParams:
+    def params_for(self, target: Path, given: Collection[str], *, tells: bool = True) -> SamplingParams:
         """The settings for one model, read from its file without loading the weights; says what the file decided.
 
         Args:
             target: the target's file.
             given: fields that the user chose.
+            tells: say it.
 
         Raises:
             UsageError: a value outside its range, or a bias on an unknown token.
@@ -369,7 +372,8 @@ class SamplingFlags:
             if self.sampler_defaults == "model":
                 params, found = with_model_defaults(params, model, given)
                 listed = ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in found.items())
-                typer.echo(f"sampling settings of the model: {listed or 'none'}", err=True)
+                if tells:
+                    typer.echo(f"sampling settings of the model: {listed or 'none'}", err=True)
         return params
 
 

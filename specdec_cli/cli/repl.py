@@ -17,10 +17,13 @@ from specdec_cli.cli import options as opt
 from specdec_cli.cli.chat_settings import Settings
 from specdec_cli.cli.commands import Commands, counted, shortened, split_command
 from specdec_cli.cli.job import View, answer_info, hint_at_tuning, warn_of_ngrams
+from specdec_cli.cli.keys import unseen_keys
 from specdec_cli.cli.lines import Reader
 from specdec_cli.cli.loaded import Loaded, describe
 from specdec_cli.errors import ContextFullError, ExitCode, SpecdecError, UsageError
+from specdec_cli.files import expanded
 from specdec_cli.gguf import check_header
+from specdec_cli.registry import load_registry
 from specdec_cli.render import ColorMode, Renderer
 from specdec_cli.render.progress import make_progress
 from specdec_cli.render.sink import TextSink
@@ -138,13 +141,17 @@ class Repl:
             self.say(describe(error))
 
     def answer(self, begin: Callable[[], Iterator[Event]]) -> None:
-        """Show an answer; Ctrl-C ends it and keeps what there is.
+        """Show an answer; Ctrl-C ends it and keeps what there is, also of what is typed meanwhile.
 
         Raises:
             ContextFullError: the message does not fit.
             SpecdecError: the models failed; what they said is kept.
             KeyboardInterrupt: Ctrl-C in a pipe, or a second one.
         """
+        with unseen_keys(sys.stdin if self.is_interactive else None):
+            self._answer(begin)
+
+    def _answer(self, begin: Callable[[], Iterator[Event]]) -> None:
         num_dropped, num_answers, shown, stopped = self.chat.num_dropped, len(self.chat.answers), False, False
         try:
             with interrupt.stop_on_sigint(), contextlib.closing(begin()) as events:  # type: ignore[type-var]
@@ -189,7 +196,7 @@ class Repl:
 
     def _info(self) -> dict[str, object]:
         chat = self.chat
-        drawn = chat.settings.sampling.seed is None and not chat.params.is_greedy
+        drawn = chat.settings.sampling.seed is None
         session, pair = self.loaded.session, self.loaded.choice.pair
         info = answer_info(session, pair, chat.params, seed_drawn=drawn, drafting=chat.drafting)
         return {**info, "thinking": chat.opens_thinking}
@@ -229,7 +236,8 @@ class Repl:
             SpecdecError: they cannot be; nothing is changed.
         """
         loaded, session = self.loaded, self.loaded.session
-        changed = settings.chat_settings(loaded.choice, self.model, session.target.path)
+        tells = settings.sampling.sampler_defaults != self.settings.sampling.sampler_defaults
+        changed = settings.chat_settings(loaded.choice, self.model, session.target.path, tells=tells)
         assert changed.drafting is not None
         if changed.drafting.uses_model and session.draft_model is None and loaded.choice.draft is not None:
             self._reopen(loaded.choice, settings)
@@ -248,7 +256,10 @@ class Repl:
         Raises:
             SpecdecError: what keeps the others from being ready.
         """
-        self._reopen(choose_models(name, None, None), self.settings)
+        is_file = expanded(name).is_file() and name not in load_registry().pairs
+        self._reopen(
+            choose_models(None, expanded(name), None) if is_file else choose_models(name, None, None), self.settings
+        )
 
     def _reopen(self, choice: ModelChoice, settings: Settings) -> None:
         options = settings.session_options(choice, self.model)
@@ -319,7 +330,7 @@ class Repl:
             ("target", session.target.path.name),
             ("draft model", f"{draft} ({session.tuned.label})" if session.tuned else draft),
             ("drafts", self.drafts()),
-            ("context", f"{chat.num_held} of {chat.num_ctx} tokens; when it is full: {self.settings.chat.on_full}"),
+            ("context", f"{chat.num_used} of {chat.num_ctx} tokens; when it is full: {self.settings.chat.on_full}"),
             ("turns", turns),
             ("system", chat.system or "none"),
             *chosen,
