@@ -128,12 +128,12 @@ class CachedContext(ABC):
     def _forward(self, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Logits | None:
         # Until the call returned, nobody knows how much of it the cache holds.
         self._unsure = True
+        self.num_decoded += len(tokens) + len(draft)
         started = time.perf_counter()
         try:
             result = self._decode(tokens, draft, rows=rows)
         finally:
             self.decode_s += time.perf_counter() - started
-        self.num_decoded += len(tokens) + len(draft)
         return result
 
     def _keep_path(self, draft: Draft, path: Sequence[int], num_before: int) -> bool:

@@ -180,7 +180,7 @@ class TestOnFakes:
         assert (done.code, done.err) == (0, "")
         start, *middle, end = [json.loads(line) for line in done.out.splitlines()]
         assert (start["type"], start["schema"], start["pair"], start["seed"]) == ("start", 1, None, 5)
-        assert (start["drafter"], start["num_draft_tokens"], start["seed_drawn"]) == ("auto", 5, False)
+        assert (start["drafter"], start["num_draft_tokens"], start["seed_drawn"]) == ("auto", 5, True)
         tokens = [line for line in middle if line["type"] == "token"]
         rounds = [line for line in middle if line["type"] == "round"]
         assert len(tokens) + len(rounds) == len(middle)
@@ -743,7 +743,8 @@ class TestProcess:
 
     def test_standard_output_closed(self, shell: Shell) -> None:
         done = shell.bash(f"specdec {PAIR_TEXT} -n 5 hello </dev/null >&-")
-        assert "Traceback" not in done.err
+        assert done.code == 1
+        assert_error(done.err, "standard output is closed")
 
     def test_binary_input(self, shell: Shell) -> None:
         done = shell.run(*PAIR, "-n", "5", "-", input=bytes(range(256)) * 4)
