@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import io
 import os
 import sys
 from pathlib import Path
+from typing import Any
+
+_NUM_STREAMS = 3
 
 
 def main() -> None:
     """Run the command line and exit with its code; Ctrl-C counts from the first import on."""
-    _replace_closed_streams()
+    _prepare_streams()
     try:
         from specdec_cli.cli.app import invoke
 
@@ -24,12 +30,40 @@ def main() -> None:
     sys.exit(code)
 
 
-def _replace_closed_streams() -> None:
-    """A stream that the parent closed is None; what goes there is lost, and nothing else may be."""
+class _Messages(io.TextIOWrapper):
+    """Standard error: what cannot be written is lost, and nothing else may be."""
+
+    def write(self, text: str) -> int:
+        """Write what can be written."""
+        with contextlib.suppress(OSError):
+            super().write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        """Write out what can be written."""
+        with contextlib.suppress(OSError):
+            super().flush()
+
+
+class _Closed(io.TextIOBase):
+    """A standard output that the parent closed: whoever has an answer for it must not believe it written."""
+
+    encoding = "utf-8"
+
+    def write(self, text: str) -> int:  # noqa: ARG002
+        """Fail."""
+        raise OSError(errno.EBADF, "standard output is closed")
+
+
+def _prepare_streams() -> None:
+    """A stream that the parent closed is None; no other file may take its number."""
+    if sys.stdout is None or sys.stderr is None:
+        while os.open(os.devnull, os.O_RDWR) < _NUM_STREAMS - 1:
+            continue
     if sys.stdout is None:
-        sys.stdout = Path(os.devnull).open("w")  # noqa: SIM115 - for the life of the process
-    if sys.stderr is None:
-        sys.stderr = Path(os.devnull).open("w")  # noqa: SIM115
+        sys.stdout = _Closed()
+    stream: Any = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115 - for the life of the process
+    sys.stderr = _Messages(stream.detach(), stream.encoding, stream.errors, "\n", line_buffering=True)
 
 
 if __name__ == "__main__":

@@ -76,6 +76,8 @@ class _Answer:
 
     Attributes:
         num_before: turns in front of it; later ones it replaces.
+        num_dropped: of these, how many were no longer sent before it.
+        fallback: how many are not, should nothing come of it.
         user: the message.
         prompt: what is sent.
         params: sampling settings with their seed.
@@ -87,6 +89,8 @@ class _Answer:
     """
 
     num_before: int
+    num_dropped: int
+    fallback: int
     user: str
     prompt: list[int]
     params: SamplingParams
@@ -164,8 +168,10 @@ class Chat:
         self.system = system
         self.turns = list(turns)
         self.num_dropped = num_dropped
+        self._dropped_before = [0] * len(self.turns)
         self.unanswered: str | None = None
         self.answers: list[Stats] = []
+        self._num_readings = 0
         self.params = self.settings.sampling
         self.opens_thinking = False
         self.use(session)
@@ -186,6 +192,8 @@ class Chat:
         session.prepare(1, 1)
         self.session = session
         self._held: list[int] = []
+        # What was dropped for another context may fit here.
+        self._is_new = True
 
     @property
     def num_ctx(self) -> int:
@@ -194,9 +202,17 @@ class Chat:
         return self.session.options.num_ctx
 
     @property
-    def num_held(self) -> int:
-        """Tokens of the last prompt and its answer."""
-        return len(self._held)
+    def num_used(self) -> int:
+        """Tokens of the turns that are sent, and of the system message with them; at most the size of the context."""
+        if self.num_dropped >= len(self.turns):
+            return 0
+        text = conversation.render_chat(self.session.target, self.sent, to_answer=False)
+        return min(len(conversation.encode_rendered(self.session.target, text, self._held)), self.num_ctx)
+
+    @property
+    def num_answers(self) -> int:
+        """Answers so far; one that was stopped before its first token is none."""
+        return len(self.answers) - self._num_readings
 
     @property
     def drafting(self) -> Drafting:
@@ -272,29 +288,37 @@ class Chat:
     def replace(self, turns: Sequence[Turn], system: str | None, num_dropped: int = 0) -> None:
         """Go on with another conversation."""
         self.turns, self.system, self.num_dropped, self.unanswered = list(turns), system, num_dropped, None
+        self._dropped_before, self._is_new = [0] * len(turns), True
 
     def _cut(self, num_turns: int) -> None:
-        del self.turns[num_turns:]
-        self.num_dropped = min(self.num_dropped, num_turns)
+        self.num_dropped = self._num_dropped(num_turns)
+        del self.turns[num_turns:], self._dropped_before[num_turns:]
+
+    def _num_dropped(self, num_turns: int) -> int:
+        """Turns no longer sent, of the first so many: as it was when these were all."""
+        before = self._dropped_before[num_turns:] if num_turns < len(self.turns) else []
+        return min(before[0] if before else self.num_dropped, num_turns)
 
     def _send(self, num_before: int, text: str) -> Iterator[Event]:
         self.session.check_text(text)
         self._warm()
-        fitted = self._fit(num_before, text)
+        before = self._num_dropped(num_before)
+        fitted = self._fit(num_before, text, before)
         if len(fitted.prompt) >= self.num_ctx:
             raise ContextFullError(
                 f"the conversation with this message has {len(fitted.prompt)} tokens, the context {self.num_ctx}",
                 self._way_out(fitted.first < num_before),
             )
-        self.num_dropped = fitted.first
+        fallback, self.num_dropped, self._is_new = self.num_dropped, fitted.first, False
         self.params = with_seed(self.settings.sampling)
         self.opens_thinking = bool(fitted.opening)
-        return self._run(_Answer(num_before, text, fitted.prompt, self.params, fitted.opening))
+        return self._run(_Answer(num_before, before, fallback, text, fitted.prompt, self.params, fitted.opening))
 
     def _way_out(self, has_turns: bool) -> str:
         if has_turns:
             return "`/clear` or `/undo` make room, `--on-full drop` does so by itself, `--ctx` makes the context larger"
-        return "use a shorter message, or start with a larger `--ctx`"
+        shorter = "a shorter message" if self.system is None else "a shorter message or `/system` message"
+        return f"use {shorter}, or start with a larger `--ctx`"
 
     def _warm(self) -> None:
         """What is measured on first use must not count as decoding for an answer."""
@@ -302,16 +326,17 @@ class Chat:
         if not self.drafting.is_off and self.drafting.num_draft_tokens is None:
             _ = self.session.costs
 
-    def _fit(self, num_before: int, user: str, num_answered: int = 0) -> _Fitted:
+    def _fit(self, num_before: int, user: str, first: int, num_answered: int = 0) -> _Fitted:
         """The prompt, with as few of the oldest turns left out as must be.
 
         Reading what remains takes a while. So that it does not happen in every turn, half of the context is free
         afterwards.
         """
-        first = min(self.num_dropped, num_before)
-        fitted = self._fitted(first, num_before, user)
         room = self.num_ctx - num_answered
         reserve = min(self.settings.max_tokens - num_answered, self.num_ctx // 4)
+        fitted = self._fitted(0 if self._is_new else first, num_before, user)
+        if fitted.first < first and len(fitted.prompt) + reserve > room:
+            fitted = self._fitted(first, num_before, user)
         if self.settings.on_full != "drop" or first == num_before or len(fitted.prompt) + reserve <= room:
             return fitted
         limit = room - max(reserve, self.num_ctx // 2)
@@ -347,11 +372,16 @@ class Chat:
         """However the answer ended: what there is of it belongs to the conversation."""
         self._held = [*answer.prompt, *answer.tokens]
         if answer.tokens or answer.reason != "interrupted":
+            num_dropped = self.num_dropped
             self._cut(answer.num_before)
             self.turns.append(Turn(answer.user, answer.text, answer.reason))
+            self._dropped_before.append(answer.num_dropped)
+            self.num_dropped = num_dropped
             self.unanswered = None
-        elif answer.num_before == len(self.turns):
-            self.unanswered = answer.user
+        else:
+            self.num_dropped = answer.fallback
+            if answer.num_before == len(self.turns):
+                self.unanswered = answer.user
         self._count(answer, decoded)
 
     def _count(self, answer: _Answer, decoded: tuple[int, int]) -> None:
@@ -359,6 +389,7 @@ class Chat:
         if answer.reason == "interrupted":
             stats.stop()
             stats.num_prompt_tokens = len(answer.prompt)
+            self._num_readings += not answer.tokens
         stats.num_target_decoded, stats.num_draft_decoded = now[0] - decoded[0], now[1] - decoded[1]
         plain_s = self.session.plain_step_s
         if plain_s is not None and not self.drafting.is_off:
@@ -408,7 +439,7 @@ class Chat:
         """Drop the oldest turns for the rest of an answer; False when nothing helps."""
         if self.settings.on_full != "drop" or self.num_dropped >= answer.num_before:
             return False
-        fitted = self._fit(answer.num_before, answer.user, len(answer.tokens))
+        fitted = self._fit(answer.num_before, answer.user, self.num_dropped, len(answer.tokens))
         if fitted.first == self.num_dropped or len(fitted.prompt) + len(answer.tokens) >= self.num_ctx:
             return False
         self.num_dropped, answer.prompt = fitted.first, fitted.prompt

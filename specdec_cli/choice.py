@@ -9,9 +9,10 @@ from pathlib import Path
 from typing import Literal
 
 from specdec_cli.errors import ModelMissingError, UsageError
-from specdec_cli.registry import ModelSpec, Pair, Registry, load_registry
+from specdec_cli.files import expanded
+from specdec_cli.registry import ModelSpec, Pair, Registry, load_registry, looks_like_a_name
 from specdec_cli.sources import Progress, describe, fetch, locate, spec_of
-from specdec_cli.split import check_path
+from specdec_cli.split import check_path, repository_in
 
 _SOURCE = re.compile(r"(?:hf|url|pypi):|https?://", re.IGNORECASE)
 
@@ -39,17 +40,33 @@ class ModelChoice:
 
 
 def named_model(text: str | Path) -> Path | ModelSpec:
-    """The model that a user names: `hf:OWNER/REPO[:QUANT]`, `url:https://...`, `pypi:...`, or else a path.
+    """The model that a user names: `hf:OWNER/REPO[:QUANT]`, `url:https://...`, `pypi:...`, a known name, or a path.
 
     Raises:
+        ModelMissingError: neither a file nor a known name.
         UsageError: a source that is malformed.
     """
-    if isinstance(text, Path) or not _SOURCE.match(text):
-        return Path(text)
+    if isinstance(text, Path):
+        return text
+    if text.lower().startswith("path:"):
+        return expanded(text[len("path:") :])
+    if not is_source(text):
+        is_name = looks_like_a_name(text) and not Path(text).exists()
+        return load_registry().model(text) if is_name else Path(text)
     if text.lower().startswith("http"):
         text = f"url:{text}"
     kind, _, rest = text.partition(":")
     return spec_of(f"{kind.lower()}:{rest}")
+
+
+def is_source(text: str) -> bool:
+    """Whether a text names a model by where it can be had, and not by a path."""
+    return bool(_SOURCE.match(text))
+
+
+def is_known(text: str) -> bool:
+    """Whether a text is the name of a model in the registry, and no file."""
+    return looks_like_a_name(text) and not Path(text).exists() and text in load_registry().models
 
 
 def choose_models(
@@ -61,7 +78,7 @@ def choose_models(
         ModelMissingError: an unknown pair.
         UsageError: two targets, or a malformed source.
     """
-    is_model = pair is not None and (pair.lower().endswith(".gguf") or bool(_SOURCE.match(pair)))
+    is_model = pair is not None and (pair.lower().endswith(".gguf") or is_source(pair))
     if target is not None and is_model:
         raise UsageError(
             f"two targets are named: `{describe(str(pair))}` and `{describe(str(target))}`", "leave out `--pair`"
@@ -72,7 +89,10 @@ def choose_models(
     chosen_draft = None if draft is None or no_draft else named_model(draft)
     if target is not None and pair is None:
         return ModelChoice(None, named_model(target), chosen_draft)
-    found = load_registry().pair(pair)
+    registry = load_registry()
+    if pair is not None and pair not in registry.pairs and (repo := repository_in(pair)):
+        raise ModelMissingError(f"unknown pair `{pair}`", f"for a repository on the hub write `hf:{repo}`")
+    found = registry.pair(pair)
     chosen = found.target if target is None else named_model(target)
     return ModelChoice(found.name, chosen, None if no_draft else chosen_draft or found.draft, found.draft_tokens)
 
@@ -106,7 +126,7 @@ def fetch_files(choice: ModelChoice, *, offline: bool, progress: Progress) -> tu
 
 
 def file_of(registry: Registry, text: str, part: Literal["target", "draft"]) -> Path:
-    """The file that a path, a model's or a pair's name means; nothing is downloaded.
+    """The file that a path, a source, a model's or a pair's name means; nothing is downloaded.
 
     Args:
         registry: what is known by name.
@@ -115,13 +135,26 @@ def file_of(registry: Registry, text: str, part: Literal["target", "draft"]) -> 
 
     Raises:
         ModelMissingError: nothing is known by that name, or it is not on this machine.
+        UsageError: a source that is malformed.
     """
+    if is_source(text):
+        return _cached(named_model(text))
     if text not in registry.pairs and (text.lower().endswith(".gguf") or os.sep in text):
         return Path(text)
     found = registry.find(text)
     if isinstance(found, ModelSpec):
         return present_file(registry, found)
     return present_file(registry, found.target if part == "target" else found.draft, found)
+
+
+def _cached(model: Path | ModelSpec) -> Path:
+    if isinstance(model, Path):
+        return model
+    path = locate(model)
+    if path is None:
+        source = describe(model.sources[0])
+        raise ModelMissingError(f"`{source}` is not on this machine", f"`specdec pull --target {source}` first")
+    return path
 
 
 def present_file(registry: Registry, spec: ModelSpec, pair: Pair | None = None) -> Path:

@@ -7,14 +7,16 @@ from __future__ import annotations
 
 import difflib
 import sys
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Literal, get_args
 
 from specdec_cli import paths
 from specdec_cli.errors import SpecdecError, UsageError
-from specdec_cli.files import read_own_text, replace_text
+from specdec_cli.files import locked, read_own_text, write_whole
+from specdec_cli.registry import load_registry
 from specdec_cli.types import MAX_DRAFT_TOKENS, DrafterName, Drafting
 
 if sys.version_info >= (3, 11):
@@ -24,6 +26,7 @@ else:
 
 _PAIRS = "pairs"
 _PAIR_KEYS = ("drafter", "draft_tokens", "draft_confidence")
+_NO_ALIASES: Mapping[str, str] = MappingProxyType({})
 _HINT = "correct the file, or delete the line"
 
 
@@ -60,11 +63,12 @@ def config_file() -> Path:
     return paths.config_dir() / "config.toml"
 
 
-def load_settings(known: Collection[str]) -> dict[str, Setting]:
+def load_settings(known: Collection[str], aliases: Mapping[str, str] = _NO_ALIASES) -> dict[str, Setting]:
     """Defaults that the user gave to options, by the names of the flags.
 
     Args:
         known: names of the options, with dashes between their words; underscores in the file mean the same.
+        aliases: other name -> name.
 
     Raises:
         UsageError: the file cannot be read, or has a key that is unknown or there twice; it names file and line.
@@ -75,7 +79,7 @@ def load_settings(known: Collection[str]) -> dict[str, Setting]:
     for key, value in _parsed(path, text).items():
         if key == _PAIRS:
             continue
-        name, where = option_name(key), f"{path}:{_line_of(text, key)}"
+        name, where = option_name(key, aliases), f"{path}:{_line_of(text, key)}"
         if name not in known:
             guess = _did_you_mean(name, [*known, _PAIRS])
             hint = f"correct the file, or remove the line with `specdec config set {key} --unset`"
@@ -86,9 +90,28 @@ def load_settings(known: Collection[str]) -> dict[str, Setting]:
     return found
 
 
-def option_name(key: str) -> str:
+def option_name(key: str, aliases: Mapping[str, str] = _NO_ALIASES) -> str:
     """The name of an option as its flag has it."""
-    return key.lstrip("-").replace("_", "-")
+    name = key.lstrip("-").replace("_", "-")
+    return aliases.get(name, name)
+
+
+def unknown_pairs() -> list[str]:
+    """What is wrong with settings of pairs that are nowhere, each in a line with file and line number.
+
+    Raises:
+        UsageError: the config or the user's `models.toml` has a mistake.
+    """
+    path = config_file()
+    text = read_own_text(path)
+    pairs = _parsed(path, text).get(_PAIRS, {})
+    if not pairs:
+        return []
+    known = load_registry().pairs
+    return [
+        f"{path}:{_line_of(text, _PAIRS, name)}: no pair is called `{name}`{_did_you_mean(name, known)}"
+        for name in pairs if name not in known
+    ]  # fmt: skip
 
 
 def pair_setting_lines(pair: str) -> dict[str, str]:
@@ -103,12 +126,13 @@ def pair_setting_lines(pair: str) -> dict[str, str]:
     return {key: f"{path}:{_line_of(text, _PAIRS, pair, key)}" for key in table}
 
 
-def save_setting(name: str, value: Any) -> Path:
+def save_setting(name: str, value: Any, aliases: Mapping[str, str] = _NO_ALIASES) -> Path:
     """Make a value the default of an option, and leave everything else in the file as it is.
 
     Args:
         name: of the option.
         value: what TOML can hold; None removes it.
+        aliases: other name -> name, for keys that the file may have.
 
     Returns:
         The file.
@@ -117,28 +141,31 @@ def save_setting(name: str, value: Any) -> Path:
         UsageError: the present file is not valid TOML, or there is nothing to remove.
         SpecdecError: it cannot be written.
     """
+    path = config_file().resolve()
+    with locked(path):
+        new = _with_setting(path, read_own_text(path), name, value, aliases)
+        # What would not be read again must not replace what is.
+        _parsed(path, new)
+        _replace(path, new)
+    return path
+
+
+def _with_setting(path: Path, text: str, name: str, value: Any, aliases: Mapping[str, str]) -> str:
     import tomlkit
 
-    path = config_file().resolve()
-    text = read_own_text(path)
     _parsed(path, text)
     document = tomlkit.parse(text)
-    keys = [key for key in document if key != _PAIRS and option_name(key) == option_name(name)]
+    keys = [key for key in document if key != _PAIRS and option_name(key, aliases) == option_name(name, aliases)]
     if value is None:
         if not keys:
             raise UsageError(f"`{name}` is not set in {path}", "see `specdec config show`")
         for key in keys:
             document.remove(key)
-        new = tomlkit.dumps(document)
     elif keys:
         document[keys[0]] = value
-        new = tomlkit.dumps(document)
     else:
-        new = _with_line(text, tomlkit.dumps({option_name(name): value}))
-    # What would not be read again must not replace what is.
-    _parsed(path, new)
-    _replace(path, new)
-    return path
+        return _with_line(text, tomlkit.dumps({option_name(name): value}))
+    return tomlkit.dumps(document)
 
 
 def _with_line(text: str, line: str) -> str:
@@ -177,7 +204,7 @@ def load_pair_settings(pair: str | None) -> PairSettings:
         return PairSettings()
     data = _parsed(path, read_own_text(path))
     table = data.get("pairs", {}).get(pair, {})
-    return _pair_settings(table, f'{path}: [pairs."{pair}"]')
+    return _pair_settings(table)
 
 
 def save_pair_settings(pair: str, drafting: Drafting) -> Path:
@@ -194,12 +221,20 @@ def save_pair_settings(pair: str, drafting: Drafting) -> Path:
         UsageError: the present file is not what `load_pair_settings` takes.
         SpecdecError: it cannot be written.
     """
+    # A link into a folder of dotfiles stays one.
+    path = config_file().resolve()
+    with locked(path):
+        new = _with_pair_settings(path, read_own_text(path), pair, drafting)
+        # What would not be read again must not replace what is.
+        _parsed(path, new)
+        _replace(path, new)
+    return path
+
+
+def _with_pair_settings(path: Path, text: str, pair: str, drafting: Drafting) -> str:
     import tomlkit
     from tomlkit.items import Table
 
-    # A link into a folder of dotfiles stays one.
-    path = config_file().resolve()
-    text = read_own_text(path)
     _parsed(path, text)
     document = tomlkit.parse(text)
     pairs = document.setdefault("pairs", tomlkit.table(is_super_table=True))
@@ -210,16 +245,15 @@ def save_pair_settings(pair: str, drafting: Drafting) -> Path:
             table.pop(key, None)
         else:
             table[key] = value
-    new = tomlkit.dumps(document)
-    # What would not be read again must not replace what is.
-    _pair_settings(_parsed(path, new).get("pairs", {}).get(pair, {}), f'{path}: [pairs."{pair}"]')
-    _replace(path, new)
-    return path
+    return tomlkit.dumps(document)
 
 
 def _replace(path: Path, text: str) -> None:
-    if not replace_text(path, text):
-        raise SpecdecError(f"cannot write `{path}`", "check the rights of its folder, or set SPECDEC_HOME")
+    try:
+        write_whole(path, text)
+    except OSError as error:
+        message = f"cannot write `{path}`: {error.strerror or error}"
+        raise SpecdecError(message, "check the rights of its folder, or set SPECDEC_HOME") from None
 
 
 def _entries(drafting: Drafting) -> dict[str, Any]:
@@ -239,40 +273,49 @@ def _parsed(path: Path, text: str) -> dict[str, Any]:
     except RecursionError:
         raise UsageError(f"{path} is nested too deeply", _HINT) from None
     tables = {key: value for key, value in data.items() if isinstance(value, dict)}
-    _check_keys(tables, (_PAIRS,), str(path))
+    for key in tables:
+        _check_key(key, (_PAIRS,), lambda key=key: f"{path}:{_line_of(text, key)}")  # type: ignore[misc]
     pairs = data.get(_PAIRS, {})
-    _require(isinstance(pairs, dict), f"{path}: `pairs`", 'tables like [pairs."NAME"]', pairs)
+    if not isinstance(pairs, dict):
+        _refuse(f"{path}:{_line_of(text, _PAIRS)}: `pairs`", 'tables like [pairs."NAME"]', pairs)
     for name, table in pairs.items():
-        where = f'{path}: [pairs."{name}"]'
-        _require(isinstance(table, dict), where, "a table", table)
-        _pair_settings(table, where)
+        if not isinstance(table, dict):
+            _refuse(f'{path}:{_line_of(text, _PAIRS, name)}: [pairs."{name}"]', "a table", table)
+        for key, value in table.items():
+            # The line is looked for where there is a mistake only: that takes time.
+            def where(name: str = name, key: str = key) -> str:
+                return f'{path}:{_line_of(text, _PAIRS, name, key)}: [pairs."{name}"]'
+
+            _check_key(key, _PAIR_KEYS, where)
+            _check_pair_value(key, value, where)
     return data
 
 
-def _pair_settings(table: Mapping[str, Any], where: str) -> PairSettings:
-    _check_keys(table, _PAIR_KEYS, where)
+def _pair_settings(table: Mapping[str, Any]) -> PairSettings:
+    """Of a table that was checked."""
     drafter, num, confidence = (table.get(key) for key in _PAIR_KEYS)
-    names = get_args(DrafterName)
-    if drafter is not None and drafter not in names:
-        guess = _did_you_mean(drafter, names) if isinstance(drafter, str) else ""
-        raise UsageError(f"{where}: `drafter` must be one of {', '.join(names)}, not `{drafter}`{guess}", _HINT)
-    whole = isinstance(num, int) and not isinstance(num, bool) and 0 <= num <= MAX_DRAFT_TOKENS
-    allowed = f'from 0 to {MAX_DRAFT_TOKENS}, or "auto"'
-    _require(num is None or num == "auto" or whole, f"{where}: `draft_tokens`", allowed, num)
-    share = isinstance(confidence, (int, float)) and not isinstance(confidence, bool) and 0 <= confidence <= 1
-    _require(confidence is None or share, f"{where}: `draft_confidence`", "from 0 to 1", confidence)
     return PairSettings(drafter, num, None if confidence is None else float(confidence))
 
 
-def _require(holds: bool, what: str, allowed: str, value: object) -> None:
-    if not holds:
-        raise UsageError(f"{what} must be {allowed}, not `{value}`", _HINT)
+def _check_pair_value(key: str, value: Any, where: Callable[[], str]) -> None:
+    names, is_number = get_args(DrafterName), isinstance(value, (int, float)) and not isinstance(value, bool)
+    if key == "drafter" and value not in names:
+        guess = _did_you_mean(value, names) if isinstance(value, str) else ""
+        raise UsageError(f"{where()}: `drafter` must be one of {', '.join(names)}, not `{value}`{guess}", _HINT)
+    whole = is_number and isinstance(value, int) and 0 <= value <= MAX_DRAFT_TOKENS
+    if key == "draft_tokens" and value != "auto" and not whole:
+        _refuse(f"{where()}: `draft_tokens`", f'from 0 to {MAX_DRAFT_TOKENS}, or "auto"', value)
+    if key == "draft_confidence" and not (is_number and 0 <= value <= 1):
+        _refuse(f"{where()}: `draft_confidence`", "from 0 to 1", value)
 
 
-def _check_keys(table: Mapping[str, object], known: Iterable[str], where: str) -> None:
-    for key in table:
-        if key not in known:
-            raise UsageError(f"{where}: unknown key `{key}`{_did_you_mean(key, known)}", _HINT)
+def _refuse(what: str, allowed: str, value: object) -> None:
+    raise UsageError(f"{what} must be {allowed}, not `{value}`", _HINT)
+
+
+def _check_key(key: str, known: Iterable[str], where: Callable[[], str]) -> None:
+    if key not in known:
+        raise UsageError(f"{where()}: unknown key `{key}`{_did_you_mean(key, known)}", _HINT)
 
 
 def _did_you_mean(wanted: str, known: Iterable[str]) -> str:

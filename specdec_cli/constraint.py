@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import json
+import os
 import re
+import stat
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,6 +27,9 @@ from specdec_cli.types import LanguageModel
 _JSON_OBJECT: dict[str, Any] = {"type": "object"}
 _MAX_TRIES = 3000
 """Tokens tried in search of an end: a second or two in the worst case."""
+
+_MAX_BYTES = 1 << 22
+"""Of a grammar or schema: far more than any that could be compiled."""
 
 _WHITESPACE = r" |\n( {0,48}|\t{0,12})"
 """Between two JSON tokens: enough for indentation; free white space lets a model that is unsure fill the answer."""
@@ -60,7 +65,7 @@ class Grammar:
         Raises:
             UsageError: it cannot be read, is not JSON, or uses a keyword that cannot be enforced.
         """
-        inline = re.match(r"""\s*([{\["\d-]|(true|false|null)\s*$)""", text) is not None
+        inline = is_inline_schema(text)
         name = "the JSON schema" if inline else text
         try:
             schema = json.loads(text if inline else _read(Path(text), "--json-schema"))
@@ -103,6 +108,11 @@ class Grammar:
         return cls(name, source)
 
 
+def is_inline_schema(text: str) -> bool:
+    """Whether this is a JSON schema, not the path of one."""
+    return re.match(r"""\s*([{\["\d-]|(true|false|null)\s*$)""", text) is not None
+
+
 def _matcher_class() -> Any:
     from llguidance import LLMatcher
 
@@ -122,7 +132,15 @@ def _one_line(problem: str) -> str:
 
 def _read(path: Path, option: str) -> str:
     try:
-        return path.read_text(encoding="utf-8-sig")
+        with path.open("rb") as file:
+            # A device may never end, nor let go of the process.
+            mode = os.fstat(file.fileno()).st_mode
+            data = file.read(_MAX_BYTES + 1) if stat.S_ISREG(mode) or stat.S_ISFIFO(mode) else None
+        if data is None:
+            raise ValueError("it is neither a file nor a pipe")
+        if len(data) > _MAX_BYTES:
+            raise ValueError(f"it has more than {_MAX_BYTES >> 20} MiB")
+        return data.decode("utf-8-sig").replace("\r\n", "\n")
     except (OSError, ValueError) as error:
         is_binary = isinstance(error, UnicodeDecodeError)
         reason = "it is not UTF-8 text" if is_binary else getattr(error, "strerror", None) or str(error)

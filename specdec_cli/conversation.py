@@ -77,32 +77,41 @@ def _tokenize(model: LanguageModel, text: str) -> list[int]:
     return model.tokenize(text, add_special=add_special, parse_special=True)
 
 
-def render_chat(model: LanguageModel, messages: Sequence[Message]) -> str:
+def render_chat(model: LanguageModel, messages: Sequence[Message], *, to_answer: bool = True) -> str:
     """The conversation as the template writes it.
 
     A template that refuses a system message gets it in front of the first user message.
+
+    Args:
+        model: has the template.
+        messages: the conversation.
+        to_answer: end with the beginning of an answer.
 
     Raises:
         ModelLoadError: the model has no template, or the template fails.
     """
     if model.chat_template is None:
-        raise ModelLoadError("the model has no chat template", "use `--raw` to complete the bare text")
+        raise ModelLoadError("the model has no chat template", "`specdec run --raw` completes bare text with it")
     try:
-        return _render(model, messages)
+        return _render(model, messages, to_answer=to_answer)
     except TemplateRefusedError:
         if len(messages) > 1 and messages[0]["role"] == "system":
-            return render_chat(model, _fold_system(messages))
+            return render_chat(model, _fold_system(messages), to_answer=to_answer)
         raise
 
 
-def _render(model: LanguageModel, messages: Sequence[Message]) -> str:
+def _render(model: LanguageModel, messages: Sequence[Message], *, to_answer: bool) -> str:
     variables = {
         "messages": [dict(message) for message in messages],
-        "add_generation_prompt": True,
+        "add_generation_prompt": to_answer,
         "bos_token": _text(model, model.bos),
         "eos_token": _text(model, model.eos),
     }
-    return template.render(model.chat_template or "", variables)
+    text = template.render(model.chat_template or "", variables)
+    if not text.strip():
+        hint = "use `--raw` to complete the bare text, or take another file of the model"
+        raise ModelLoadError("the model's chat template makes an empty text of the conversation", hint)
+    return text
 
 
 def _fold_system(messages: Sequence[Message]) -> list[Message]:

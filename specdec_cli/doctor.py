@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import psutil
 
-from specdec_cli import paths, selfcheck
-from specdec_cli.errors import BackendError, SpecdecError
+from specdec_cli import memory, paths, selfcheck
+from specdec_cli.errors import BackendError, ExitCode, ModelMissingError, SpecdecError
 
 if TYPE_CHECKING:
     from specdec_cli.choice import ModelChoice
@@ -55,6 +55,7 @@ class Finding:
         text: what was found, in a line.
         hint: the next step, where there is one.
         facts: the same for programs.
+        exit_code: of a problem, what other commands end with.
     """
 
     name: str
@@ -62,6 +63,12 @@ class Finding:
     text: str
     hint: str = ""
     facts: Mapping[str, Any] = field(default_factory=dict)
+    exit_code: ExitCode = ExitCode.FAILURE
+
+    @classmethod
+    def of_error(cls, name: str, error: SpecdecError, facts: Mapping[str, Any] | None = None) -> Finding:
+        """What other commands fail with."""
+        return cls(name, "problem", error.message, error.hint, facts or {}, error.exit_code)
 
 
 def looked_at(name: str, look: Callable[[], Finding]) -> Finding:
@@ -200,22 +207,28 @@ def look_at_cpu(threads: int | None) -> Finding:
 
 
 def look_at_memory() -> Finding:
-    """Free and total memory, and what the container allows."""
+    """Memory that models can have, as `run` reckons, and what the container allows."""
     from specdec_cli.sources import format_size
 
-    memory, limit = psutil.virtual_memory(), container_memory()
-    facts = {"free_bytes": memory.available, "total_bytes": memory.total, "container_bytes": limit}
-    text = f"{format_size(memory.available)} free of {format_size(memory.total)}"
+    try:
+        free = memory.available()
+    except SpecdecError as error:
+        return Finding.of_error("memory", error)
+    total, limit = psutil.virtual_memory().total, memory.container_limit()
+    facts = {"free_bytes": free.ram, "total_bytes": total, "container_bytes": limit}
+    text = f"{format_size(free.ram)} free of {format_size(total)}"
     text += f"; the container may use {format_size(limit)}" if limit else ""
-    if min(memory.available, limit or memory.available) < _LITTLE_MEMORY:
-        return Finding("memory", "warning", text, "close other programs, or use a small pair", facts)
+    text += f"; `{memory.LIMIT_VARIABLE}` allows no more" if free.is_set else ""
+    if free.ram < _LITTLE_MEMORY:
+        hint = f"raise `{memory.LIMIT_VARIABLE}`" if free.is_set else "close other programs"
+        return Finding("memory", "warning", text, f"{hint}, or use a small pair", facts)
     return Finding("memory", "ok", text, facts=facts)
 
 
-def container_cpus() -> float | None:
+def container_cpus(root: Path = Path("/")) -> float | None:
     """CPUs that a Linux control group leaves to this process; None without a limit."""
     quotas = []
-    for folder in _groups("cpu"):
+    for folder in memory.control_groups("cpu", root):
         words = _words(folder / "cpu.max") or [
             *_words(folder / "cpu.cfs_quota_us"),
             *_words(folder / "cpu.cfs_period_us"),
@@ -225,39 +238,11 @@ def container_cpus() -> float | None:
     return min(quotas, default=None)
 
 
-def container_memory() -> int | None:
-    """Bytes that a Linux control group allows; None without a limit below what there is."""
-    limits = [
-        int(words[0])
-        for folder in _groups("memory")
-        for name in ("memory.max", "memory.limit_in_bytes")
-        if (words := _words(folder / name)) and words[0].isdecimal()
-    ]
-    return min((limit for limit in limits if limit < psutil.virtual_memory().total), default=None)
-
-
-def _groups(controller: str) -> list[Path]:
-    """The control groups of this process, with all that they are part of."""
-    found = []
-    for line in _lines(Path("/proc/self/cgroup")):
-        _, controllers, name = (*line.split(":", 2), "", "")[:3]
-        if controllers and controller not in controllers.split(","):
-            continue
-        root = Path("/sys/fs/cgroup", controller if controllers else "")
-        parts = Path(name.strip().lstrip("/")).parts
-        found += [root.joinpath(*parts[:count]) for count in range(len(parts) + 1)]
-    return found
-
-
-def _lines(path: Path) -> list[str]:
+def _words(path: Path) -> list[str]:
     try:
-        return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        return path.read_text(encoding="utf-8", errors="replace").split()
     except OSError:
         return []
-
-
-def _words(path: Path) -> list[str]:
-    return " ".join(_lines(path)).split()
 
 
 # --- files and network -----------------------------------------------------------------------------------------------
@@ -280,9 +265,20 @@ def look_at_files() -> Finding:
     facts["free_bytes"] = shutil.disk_usage(existing).free
     parts = [f"{name} {folder} ({_size_text(facts[name]['size_bytes'])})" for name, folder in folders.items()]
     text = f"{format_size(facts['free_bytes'])} free for models; {', '.join(parts)}"
+    locked = [name for name, folder in folders.items() if not _takes_files(folder)]
+    if locked:
+        text = f"no files can be written to {', '.join(f'{name} {folders[name]}' for name in locked)}"
+        hint = "check the rights, or set `HF_HOME`" if locked == ["hub"] else "check the rights, or set `SPECDEC_HOME`"
+        return Finding("files", "warning" if locked == ["hub"] else "problem", text, hint, facts)
     if facts["free_bytes"] < _LITTLE_DISK:
         return Finding("files", "warning", text, "free some space, or move the hub's files with `HF_HOME`", facts)
     return Finding("files", "ok", text, facts=facts)
+
+
+def _takes_files(folder: Path) -> bool:
+    """Whether files can be written to a folder, or to where it would be made; nothing is tried."""
+    existing = next(path for path in (folder, *folder.parents) if os.path.lexists(path))
+    return existing.is_dir() and os.access(existing, os.W_OK | os.X_OK)
 
 
 def _size_text(num_bytes: int | None) -> str:
@@ -310,12 +306,15 @@ def look_at_config(mistake: SpecdecError | None) -> Finding:
     Args:
         mistake: what a command says of it.
     """
-    from specdec_cli.config import config_file
+    from specdec_cli.config import config_file, unknown_pairs
 
     path = config_file()
     facts = {"path": str(path), "exists": path.exists()}
     if mistake is not None:
-        return Finding("config", "problem", mistake.message, mistake.hint, facts)
+        return Finding.of_error("config", mistake, facts)
+    with contextlib.suppress(SpecdecError):  # of `models.toml`: another finding
+        if mistakes := unknown_pairs():
+            return Finding("config", "warning", "; ".join(mistakes), "correct the names, or delete the tables", facts)
     return Finding("config", "ok", f"{path}" if path.exists() else "none; `specdec config set` makes one", facts=facts)
 
 
@@ -349,12 +348,15 @@ def _ask(endpoint: str) -> str:
     from huggingface_hub.utils import get_session  # type: ignore[attr-defined]
 
     try:
-        status = int(get_session().head(endpoint, timeout=HUB_LIMIT_S).status_code)
+        answer = get_session().get(f"{endpoint}/api/models?limit=1", timeout=HUB_LIMIT_S)
+        status, kind = int(answer.status_code), str(answer.headers.get("Content-Type", ""))
     except Exception as error:  # whichever HTTP library lies below
         # Not all of its text: that may name a proxy.
         detail = re.search(r"\[Errno[^\]]*\][^'\")]*", str(error))
         return f"cannot be reached: {detail[0].strip() if detail else type(error).__name__}"
-    return f"answers HTTP {status}" if status >= 500 else ""
+    if status >= 500:
+        return f"answers HTTP {status}"
+    return "answers with a web page, which no hub does: a login page, or another server" if "html" in kind else ""
 
 
 def _within(seconds: float, ask: Callable[[], str]) -> str:
@@ -397,21 +399,44 @@ def look_at_pair(
     from specdec_cli.choice import choose_models
     from specdec_cli.registry import load_registry
 
-    choices = [choose_models(pair, target, draft)]
-    if pair is None and target is None and draft is None:
-        choices += [choose_models(name, None, None) for name in load_registry().pairs]
-    wanted = choices[0]
-    for choice in choices:
-        found = _find_files(choice)
+    try:
+        choices = [choose_models(pair, target, draft)]
+        if pair is None and target is None and draft is None:
+            choices += [choose_models(name, None, None) for name in load_registry().pairs]
+        found = next((found for choice in choices if (found := _find_files(choice))), None)
         if found is not None:
-            names = " with ".join(path.name for path in (found.target, found.draft) if path is not None)
-            text = f"{found.pair}: {names}" if found.pair else names
-            return Finding("pair", "ok", text, facts={"pair": found.pair, "installed": True}), found
+            _check_files(found)
+    except SpecdecError as error:
+        return Finding.of_error("pair", error, {"pair": pair, "installed": False}), None
+    if found is None:
+        return _absent(choices[0]), None
+    names = " with ".join(path.name for path in (found.target, found.draft) if path is not None)
+    text = f"{found.pair}: {names}" if found.pair else names
+    return Finding("pair", "ok", text, facts={"pair": found.pair, "installed": True}), found
+
+
+def _absent(wanted: ModelChoice) -> Finding:
     facts = {"pair": wanted.pair, "installed": False}
-    if isinstance(wanted.target, Path) or isinstance(wanted.draft, Path):
-        missing = [str(path) for path in (wanted.target, wanted.draft) if isinstance(path, Path) and not path.is_file()]
-        return Finding("pair", "warning", f"no file `{', '.join(missing)}`", "check the path", facts), None
-    return Finding("pair", "warning", f"{wanted.pair} is not installed", f"`specdec pull {wanted.pair}`", facts), None
+    paths = [model for model in (wanted.target, wanted.draft) if isinstance(model, Path)]
+    missing = [str(path) for path in paths if not path.is_file()]
+    if missing:
+        error = ModelMissingError(f"no model file `{', '.join(missing)}`", "check the path")
+        return Finding.of_error("pair", error, facts)
+    if wanted.pair is not None and not paths:
+        return Finding("pair", "warning", f"{wanted.pair} is not installed", f"`specdec pull {wanted.pair}`", facts)
+    names = " with ".join(model.name for model in (wanted.target, wanted.draft) if model is not None)
+    return Finding("pair", "warning", f"{names}: not all is on this machine", "`specdec pull --target ...`", facts)
+
+
+def _check_files(found: LocalPair) -> None:
+    """Raises what `run` would, before it loads anything."""
+    from specdec_cli.gguf import check_header
+    from specdec_cli.split import check_path
+
+    for path in (found.target, found.draft):
+        if path is not None:
+            check_path(path)
+            check_header(path)
 
 
 def _find_files(choice: ModelChoice) -> LocalPair | None:
@@ -580,6 +605,16 @@ def private_words() -> dict[str, str]:
         words[str(paths.cache_dir().parent)] = f"${paths.HOME_VARIABLE}"
     if os.environ.get("HF_HOME"):
         words[str(constants.HF_HOME)] = "$HF_HOME"
-    for variable in ("HF_ENDPOINT", _LIBRARY_VARIABLE):
-        words |= {os.environ[variable]: f"${variable}"} if os.environ.get(variable) else {}
+    if os.environ.get(_LIBRARY_VARIABLE):
+        words[os.environ[_LIBRARY_VARIABLE]] = f"${_LIBRARY_VARIABLE}"
+    words |= dict.fromkeys(_spellings(os.environ.get("HF_ENDPOINT", "")), "$HF_ENDPOINT")
     return {word: words[word] for word in sorted(words, key=len, reverse=True) if len(word) > 1}
+
+
+def _spellings(address: str) -> list[str]:
+    """An address as messages may have it: also without login and query, and its host alone."""
+    from specdec_cli.sources import scrub
+
+    plain = address.rstrip("/")
+    host = re.sub(r"^.*@", "", re.split(r"[/?#]", plain.partition("://")[2])[0])
+    return [address, plain, scrub(plain), host, host.partition(":")[0]]

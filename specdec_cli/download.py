@@ -20,9 +20,11 @@ from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from specdec_cli.errors import DownloadError
+from specdec_cli.gguf import what_it_is
 
 _Result = TypeVar("_Result")
 _GGUF_MAGIC = b"GGUF"
+_NO_MODEL_HINT = "check the name: specdec loads GGUF files only"
 _BLOCK = 1 << 20
 _CHUNK = 1 << 18
 # A server may fail so many times in a row; whoever asks for a longer wait than the last number is not waited for.
@@ -245,12 +247,13 @@ class _EndedEarlyError(Exception):
     """The server ended an answer that was not complete."""
 
 
-def explain(error: Exception, owner: str) -> DownloadError:
+def explain(error: Exception, owner: str, reach_hint: str = "") -> DownloadError:
     """What an exception of the HTTP library means to a user.
 
     Args:
         error: the exception.
         owner: who did not answer, e.g. "the hub".
+        reach_hint: what to do where it cannot be reached; empty is for the hub.
     """
     status, wait_s = status_of(error), asked_wait_s(error)
     if status == 429:
@@ -270,7 +273,7 @@ def explain(error: Exception, owner: str) -> DownloadError:
         return DownloadError(f"{owner} redirects without end", "open the address in a browser")
     if "Connect" in names or "Proxy" in names:
         hint = "check the network, and `HTTPS_PROXY` behind a proxy; `HF_ENDPOINT` names another hub"
-        return DownloadError(f"{owner} cannot be reached ({first_line})", hint)
+        return DownloadError(f"{owner} cannot be reached ({first_line})", reach_hint or hint)
     return DownloadError(f"the download broke off ({first_line})", again)
 
 
@@ -316,7 +319,7 @@ class PartFile:
         """Append a block, hash it and report it."""
         head = (self._head + block)[: len(_GGUF_MAGIC)]
         if not _GGUF_MAGIC.startswith(head):
-            raise DownloadError(_no_model(self._head + block[:64]))
+            raise DownloadError(_no_model(self._head + block[:64]), _NO_MODEL_HINT)
         if self._limit is not None and self.size + len(block) > self._limit:
             self.restart()
             raise DownloadError(f"delivers more than the {self._limit} bytes that it promised")
@@ -347,7 +350,7 @@ class PartFile:
 def _no_model(head: bytes) -> str:
     if head.lstrip()[:1] == b"<":
         return "an HTML page came in place of the file; a login page or a proxy may stand in between"
-    return f"delivered something that is not a GGUF file: it begins with {head[:8]!r}"
+    return f"delivered something that is not a GGUF file: {what_it_is(head)}"
 
 
 def starts_as_gguf(path: Path) -> bool:
@@ -375,7 +378,8 @@ def settle(part: Path, final: Path, size: int | None, expected: str | None, sha2
     elif expected not in (None, sha256):
         problem = f"delivered other content: sha256 {sha256[:12]}… instead of {str(expected)[:12]}…"
     elif not starts_as_gguf(part):
-        problem = "delivered something that is not a GGUF file"
+        with part.open("rb") as stream:
+            problem = _no_model(stream.read(64))
     if problem:
         part.unlink()
         raise DownloadError(problem, "run the same command again; if that repeats, the file was replaced at its source")

@@ -6,8 +6,7 @@ experts. That is the draft's cost in units of the target's, before anything was 
 
 from __future__ import annotations
 
-import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 from specdec_cli.registry import ModelSpec
 
@@ -56,17 +55,6 @@ def objection(ratio: float | None) -> str:
 def memory_needed(num_bytes: int) -> int:
     """Bytes of memory for models of so many bytes in all: a tenth more for caches and buffers, and half a gigabyte."""
     return int(_MEMORY_FACTOR * num_bytes) + _MEMORY_BASE
-
-
-def machine_memory() -> int:
-    """Bytes of memory of this machine, in use or not."""
-    # Where the system tells, psutil need not be imported: `specdec models` is to be there at once.
-    names: Mapping[str, int] = getattr(os, "sysconf_names", {})
-    if "SC_PHYS_PAGES" in names and "SC_PAGE_SIZE" in names:
-        return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    import psutil
-
-    return int(psutil.virtual_memory().total)
 
 
 def expert_share(metadata: Callable[[str], str | None]) -> float:

@@ -6,15 +6,19 @@ import contextlib
 import hashlib
 import json
 import os
+import sys
 import tempfile
+import time
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
-from specdec_cli.errors import UsageError
+from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.paths import state_dir
 
 _BLOCK = 1 << 22
 _MAX_DIGESTS = 64
+_POLL_S, _PATIENCE_S = 0.01, 20.0
 
 
 def read_object(path: Path) -> dict[str, Any]:
@@ -40,7 +44,8 @@ def read_own_text(path: Path) -> str:
         UsageError: it cannot be read, or is no text.
     """
     try:
-        return path.read_text(encoding="utf-8")
+        # Some editors put a mark in front of the text.
+        return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
         return ""
     except (OSError, UnicodeDecodeError) as error:
@@ -57,11 +62,15 @@ def replace_text(path: Path, text: str) -> bool:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file as a whole, its directory included.
+    """Write a file as a whole, its directory included; what a link leads to, and into devices as they are.
 
     Raises:
         OSError: nothing can be written; what was there is still there.
     """
+    path = Path(os.path.realpath(path))
+    if path.exists() and not path.is_file():
+        path.write_text(text, encoding="utf-8")
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:
@@ -71,6 +80,27 @@ def write_whole(path: Path, text: str) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
+
+
+@contextlib.contextmanager
+def locked(path: Path) -> Iterator[None]:
+    """Be alone with a file while it is read, changed and written: another process waits for its turn.
+
+    Raises:
+        SpecdecError: another process does not let go of it.
+    """
+    lock = state_dir() / f"{path.name}.lock"
+    with contextlib.ExitStack() as stack:
+        # Where nothing can be written there is nothing to lock either, and the caller will find out.
+        with contextlib.suppress(OSError):
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            stream = stack.enter_context(lock.open("w"))
+            end = time.monotonic() + _PATIENCE_S
+            while not try_lock(stream):
+                if time.monotonic() > end:
+                    raise SpecdecError(f"another process is changing `{path}`", "run the command again")
+                time.sleep(_POLL_S)
+        yield
 
 
 def file_digest(path: Path) -> str:
@@ -110,3 +140,28 @@ def _digests() -> Path:
 def _identity(path: Path) -> str:
     status = path.stat()
     return json.dumps([str(path.resolve()), status.st_size, status.st_mtime_ns])
+
+
+if sys.platform == "win32":
+    import msvcrt
+
+    def try_lock(stream: IO[str]) -> bool:
+        """Lock an open file; False while another process holds it."""
+        try:
+            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
+        except OSError:
+            return False
+        return True
+else:
+    import fcntl
+
+    def try_lock(stream: IO[str]) -> bool:
+        """Lock an open file; False while another process holds it."""
+        try:
+            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        except OSError:
+            # Some network file systems have no locks; a second download is then only waste.
+            return True
+        return True

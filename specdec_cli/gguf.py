@@ -16,9 +16,17 @@ from pathlib import Path
 from typing import NoReturn
 
 from specdec_cli.errors import ModelLoadError, ModelMissingError
+from specdec_cli.split import missing_file
 
 _VERSIONS = (2, 3)
 _DOWNLOAD = "download the model again"
+_LFS = b"version https://git-lfs"
+_OTHERS = {
+    b"PK\x03\x04": "a ZIP archive (or a PyTorch file)", b"\x1f\x8b": "a gzip archive", b"\x89HDF": "an HDF5 file",
+    b"ggml": "a file of the old GGML format", b"lmgg": "a file of the old GGML format",
+    b"tjgg": "a file of the old GGJT format", b"fmgg": "a file of the old GGMF format",
+}  # fmt: skip
+"""What else a file may be, by its first bytes."""
 
 # Far above anything published (a few dozen keys, a few thousand tensors, 300,000 tokens), and read in a second.
 _MAX_KEYS, _MAX_TENSORS, _MAX_STRINGS = 1 << 16, 1 << 17, 1 << 22
@@ -185,14 +193,14 @@ def read_header(path: Path) -> Header:
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
                 return _Reader(path, data).header()
     except FileNotFoundError:
-        raise ModelMissingError(f"no model file `{path}`", "`specdec pull` fetches the default pair") from None
+        raise missing_file(path) from None
     except OSError as error:
         raise ModelLoadError(f"cannot read `{path}`: {error.strerror}", "check its permissions") from None
 
 
 def _check_magic(path: Path, head: bytes) -> None:
     if head[:4] != b"GGUF":
-        raise ModelLoadError(f"`{path}` is not a GGUF file: it begins with {head[:8]!r}", _DOWNLOAD)
+        raise ModelLoadError(f"`{path}` is not a GGUF file: {what_it_is(head)}", _how_to_get(head))
     if len(head) < 24:
         raise ModelLoadError(f"`{path}` is cut off: {len(head)} bytes", _DOWNLOAD)
     (version,) = struct.unpack("<I", head[4:8])
@@ -205,6 +213,34 @@ def _check_magic(path: Path, head: bytes) -> None:
     if version not in _VERSIONS:
         hint = _DOWNLOAD if version == 1 else "update specdec"
         raise ModelLoadError(f"`{path}` has GGUF version {version}; known are 2 and 3", hint)
+
+
+def what_it_is(head: bytes) -> str:
+    """What a file that is no GGUF file seems to be, by its first bytes."""
+    if not head:
+        return "it is empty"
+    if head.lstrip()[:1] == b"<":
+        return "it is an HTML or XML page"
+    if head.startswith(_LFS):
+        return "it is a Git LFS pointer, which stands for the file"
+    if (name := next((name for magic, name in _OTHERS.items() if head.startswith(magic)), None)) is not None:
+        return f"it is {name}"
+    shown = head[:8].decode("ascii", "replace")
+    return (
+        f"it begins with `{shown}`"
+        if shown.isascii() and shown.isprintable()
+        else f"it begins with {head[:8].hex(' ')}"
+    )
+
+
+def _how_to_get(head: bytes) -> str:
+    if head.startswith(_LFS):
+        return "run `git lfs pull` in its repository, or download the file with `specdec pull hf:OWNER/REPO`"
+    if head.lstrip()[:1] == b"<":
+        return "what was saved is a web page: take the address of the file itself, or `specdec pull hf:OWNER/REPO`"
+    if any(head.startswith(magic) for magic in _OTHERS):
+        return "specdec loads GGUF files only; look for a repository of the model with `GGUF` in its name"
+    return _DOWNLOAD
 
 
 class _Reader:

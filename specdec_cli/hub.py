@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import logging
 import os
 import re
@@ -182,7 +183,7 @@ def resolve(repo: HubRepo, name: str, progress: Progress) -> ModelSpec:
     def ask() -> Any:
         return api.model_info(repo.repo, revision=repo.revision, files_metadata=True, timeout=download.ANSWER_S)
 
-    with _explained(repo.repo, repo.revision):
+    with _silent_hub(), _explained(repo.repo, repo.revision):
         info = patiently_in_time(ask, progress)
     return _spec(repo, choose(repo, [_shard(entry) for entry in info.siblings or ()]), name)
 
@@ -256,7 +257,7 @@ def cached_files(source: HubSource, file: Shard) -> Iterator[Path]:
     if content.parent == (folder / "blobs").resolve() and all(path.resolve() != content for path in others):
         yield content
     if file.sha256:
-        yield _part(folder / "blobs" / file.sha256)
+        yield _part(source, file.sha256)
 
 
 def shard_source(source: HubSource, file: str) -> HubSource:
@@ -288,32 +289,68 @@ def fetch_files(files: Sequence[Shard], source: HubSource, progress: Progress) -
 
     Raises:
         DownloadError: the hub does not deliver what was asked for.
+        ModelMissingError: it has no such file.
         OSError: nothing can be written.
     """
     folder = repo_folder(source.repo)
     sources = [shard_source(source, file.file) if len(files) > 1 else source for file in files]
     if all(file.size and file.sha256 for file in files):
-        download.check_space(folder, sum(_missing(folder, file.size, file.sha256) for file in files))
+        missing = (_missing(one, file.size, file.sha256) for one, file in zip(sources, files, strict=True))
+        download.check_space(folder, sum(missing))
     with _silent_hub(), _explained(source.repo, source.revision, source.file):
         found = [_metadata(one, progress) for one in sources]
         for file, metadata in zip(files, found, strict=True):
             _check_metadata(file, metadata)
         if all(metadata.size for metadata in found):
             progress.expect(sum(metadata.size for metadata in found))
-        download.check_space(folder, sum(_missing(folder, metadata.size, metadata.etag) for metadata in found))
+        missing = (_missing(one, metadata.size, metadata.etag) for one, metadata in zip(sources, found, strict=True))
+        download.check_space(folder, sum(missing))
         return [_fetch_one(*both, progress) for both in zip(files, sources, found, strict=True)]
 
 
-def _missing(folder: Path, size: int | None, etag: str | None) -> int:
+def describe_files(files: Sequence[Shard], source: HubSource, progress: Progress) -> tuple[Shard, ...]:
+    """The files with the size and SHA-256 that the hub tells now; nothing is downloaded.
+
+    Args:
+        files: one file, or all shards.
+        source: where the first one is.
+        progress: told when the hub has to be asked again.
+
+    Raises:
+        DownloadError: the hub cannot be asked, or has other files than these.
+        ModelMissingError: there is no such file.
+    """
+    sources = [shard_source(source, file.file) if len(files) > 1 else source for file in files]
+    with _silent_hub(), _explained(source.repo, source.revision, source.file):
+        return tuple(_described(file, _metadata(one, progress)) for file, one in zip(files, sources, strict=True))
+
+
+def _described(file: Shard, metadata: Any) -> Shard:
+    _check_metadata(file, metadata)
+    told = metadata.etag if _SHA256.fullmatch(metadata.etag) else None
+    return Shard(file.file, file.size if file.size is not None else metadata.size, file.sha256 or told)
+
+
+def _missing(source: HubSource, size: int | None, etag: str | None) -> int:
     """Bytes that are still to come."""
-    blob = folder / "blobs" / str(etag)
-    return 0 if blob.exists() else max(0, (size or 0) - download.file_size(_part(blob)))
+    blob = repo_folder(source.repo) / "blobs" / str(etag)
+    return 0 if _has_size(blob, size) else max(0, (size or 0) - download.file_size(_part(source, str(etag))))
 
 
-def _part(blob: Path) -> Path:
+def _has_size(path: Path, size: int | None) -> bool:
+    # Other programs write here too, and a full disk or a crash leaves files that end early.
+    return path.is_file() and size in (None, download.file_size(path))
+
+
+def _part(source: HubSource, etag: str) -> Path:
     # hf_hub_download throws a broken download away since its 2.0; this part is continued by the next pull. The
-    # entity tag in its name ties it to one content.
-    return blob.with_name(f"{blob.name}.specdec.part")
+    # entity tag in its name ties it to one content, the rest to the name that it had.
+    return repo_folder(source.repo) / "blobs" / f"{etag}.{_part_ending(source)}"
+
+
+def _part_ending(source: HubSource) -> str:
+    name = f"{source.file}@{source.revision}"
+    return f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.specdec.part"
 
 
 def _fetch_one(file: Shard, source: HubSource, metadata: Any, progress: Progress) -> tuple[Path, str | None]:
@@ -321,14 +358,17 @@ def _fetch_one(file: Shard, source: HubSource, metadata: Any, progress: Progress
     from huggingface_hub.utils import build_hf_headers  # type: ignore[attr-defined]
 
     blob, sha256 = repo_folder(source.repo) / "blobs" / metadata.etag, None
-    if blob.exists():
+    if _has_size(blob, metadata.size):
         progress.advance(download.file_size(blob), kept=True)
     else:
         expected = file.sha256 or (metadata.etag if _SHA256.fullmatch(metadata.etag) else None)
         address = f"{endpoint()}/{source.repo}/resolve/{metadata.commit_hash}/{_quoted(source.file)}"
         size = metadata.size if file.size is None else file.size
         remote = Remote(address, size, metadata.etag, expected, headers=build_hf_headers())
-        sha256 = download.fetch_remote(remote, _part(blob), blob, progress)
+        sha256 = download.fetch_remote(remote, _part(source, metadata.etag), blob, progress)
+    # What began as a content that the name no longer stands for.
+    for old in blob.parent.glob(f"*.{_part_ending(source)}"):
+        old.unlink(missing_ok=True)
 
     def add_names() -> str:
         # With the blob in place this only adds the names under which other programs find it.
@@ -336,7 +376,12 @@ def _fetch_one(file: Shard, source: HubSource, metadata: Any, progress: Progress
             source.repo, source.file, revision=source.revision, endpoint=endpoint(), etag_timeout=download.ANSWER_S
         )
 
-    return Path(download.patiently(add_names, progress)), sha256
+    path = Path(download.patiently(add_names, progress))
+    if not _has_size(path, metadata.size) or (path.is_symlink() and path.resolve() != blob.resolve()):
+        # A damaged copy of the blob, as on file systems without links, or the link to another content.
+        path.unlink()
+        path = Path(download.patiently(add_names, progress))
+    return path, sha256
 
 
 def _quoted(path: str) -> str:
@@ -373,11 +418,14 @@ def _check_metadata(file: Shard, metadata: Any) -> None:
 
 @contextmanager
 def _silent_hub() -> Iterator[None]:
-    """Keep the hub's progress bars and log lines off the terminal: progress is ours to show."""
+    """Keep the hub's progress bars and log lines off the terminal, and its library from asking for more than files."""
+    from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
     logger = logging.getLogger("huggingface_hub")
     level, had_bars = logger.level, not are_progress_bars_disabled()
+    # What the library would tell of the caller it looks up at the hub first, and fails on an answer of another form.
+    tells, constants.HF_HUB_DISABLE_TELEMETRY = constants.HF_HUB_DISABLE_TELEMETRY, True
     logger.setLevel(logging.CRITICAL)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -386,6 +434,7 @@ def _silent_hub() -> Iterator[None]:
             yield
         finally:
             logger.setLevel(level)
+            constants.HF_HUB_DISABLE_TELEMETRY = tells
             if had_bars:
                 enable_progress_bars()
 
@@ -418,7 +467,7 @@ def _not_a_hub() -> DownloadError:
     )
 
 
-def _refusal(error: Exception, repo: str, revision: str, file: str) -> DownloadError | None:
+def _refusal(error: Exception, repo: str, revision: str, file: str) -> SpecdecError | None:
     """What the hub's error codes mean; None for anything else."""
     headers = getattr(getattr(error, "response", None), "headers", {})
     code, said = headers.get("x-error-code", ""), headers.get("x-error-message", "")
@@ -433,10 +482,12 @@ def _refusal(error: Exception, repo: str, revision: str, file: str) -> DownloadE
     if said == "Access to this resource is disabled.":
         return DownloadError(f"`{repo}` has been disabled by the hub (HTTP {status})", f"see {page}")
     if code == "RevisionNotFound":
-        return DownloadError(f"`{repo}` has no revision `{revision}` (HTTP {status})", "leave out `@…` for the newest")
+        return ModelMissingError(
+            f"`{repo}` has no revision `{revision}` (HTTP {status})", "leave out `@…` for the newest"
+        )
     if code == "EntryNotFound":
         hint = f"{page}/tree/{revision} lists what it has"
-        return DownloadError(f"there is no {file} at revision {revision} of `{repo}` (HTTP {status})", hint)
+        return ModelMissingError(f"there is no {file} at revision {revision} of `{repo}` (HTTP {status})", hint)
     if code == "RepoNotFound" or status == 404:
         return _not_found(status, repo, revision, file)
     if status in (401, 403):
@@ -445,11 +496,11 @@ def _refusal(error: Exception, repo: str, revision: str, file: str) -> DownloadE
     return None
 
 
-def _not_found(status: int | None, repo: str, revision: str, file: str) -> DownloadError:
+def _not_found(status: int | None, repo: str, revision: str, file: str) -> ModelMissingError:
     hint = (
         f"check the spelling of `{repo}`; for a private repository set `HF_TOKEN` to an access token that may read it"
     )
     if file:
         what = f"there is no {file} at revision {revision} of `{repo}`, or the repository is private"
-        return DownloadError(f"{what} (HTTP {status})", hint)
-    return DownloadError(f"there is no repository `{repo}`, or it is private (HTTP {status})", hint)
+        return ModelMissingError(f"{what} (HTTP {status})", hint)
+    return ModelMissingError(f"there is no repository `{repo}`, or it is private (HTTP {status})", hint)

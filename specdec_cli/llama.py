@@ -18,8 +18,9 @@ import psutil
 from specdec_cli import compatibility, interrupt
 from specdec_cli.context import CachedContext
 from specdec_cli.errors import BackendError, IncompatibleModelsError, ModelLoadError
+from specdec_cli.limits import CHUNK
 from specdec_cli.translation import Translator
-from specdec_cli.types import CHUNK, MAX_DRAFT_TOKENS, ContextOptions, Draft, Logits
+from specdec_cli.types import MAX_DRAFT_TOKENS, ContextOptions, Draft, Logits
 
 MAX_SNAPSHOTS = 8
 """A longer draft is covered by a checkpoint: every pass writes the snapshots, few drafts need more."""

@@ -63,7 +63,7 @@ def size_of(path: Path) -> int:
     Raises:
         OSError: the file is not there.
     """
-    return sum(shard.stat().st_size for shard in _shards(path) if shard == path or shard.exists())
+    return sum(shard.stat().st_size for shard in shards(path) if shard == path or shard.exists())
 
 
 def sized(spec: ModelSpec, path: Path | None) -> ModelSpec:
@@ -179,7 +179,7 @@ def _is_first(path: Path) -> bool:
     return match is None or int(match["number"]) == 1
 
 
-def _shards(path: Path) -> list[Path]:
+def shards(path: Path) -> list[Path]:
     """All files that a model must have: itself, and the other shards of a split one."""
     match = SPLIT_FILE.fullmatch(path.name)
     if match is None or not _is_first(path):
@@ -192,7 +192,7 @@ def _shards(path: Path) -> list[Path]:
 
 def _model(place: str, path: Path, name: str) -> LocalModel | None:
     with suppress(OSError):
-        return LocalModel(place, name, path, size_of(path), all(shard.exists() for shard in _shards(path)))
+        return LocalModel(place, name, path, size_of(path), all(shard.exists() for shard in shards(path)))
     return None
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Set
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -20,6 +20,7 @@ _SIMILAR = 0.99
 """Paddings of one tokenizer change its size by less than a hundredth."""
 
 OnStep = Callable[[str, float], None]
+_Here = list[tuple[Path, ModelSpec]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +110,7 @@ def find_drafts(registry: Registry, target: Path, on_step: OnStep) -> list[Candi
     """
     measured = open_vocabulary(target)
     with measured.model:
-        here = {path: spec for spec in registry.models.values() if (path := locate(spec)) is not None}
+        here = [(path, spec) for spec in registry.models.values() if (path := locate(spec)) is not None]
         names = {spec.name for spec in registry.models.values() if _is_file_of(spec, target, here)}
         files = [file for file in _files(here) if not _is_same(file.path, target)]
         found = []
@@ -129,20 +130,28 @@ def _order(candidate: Candidate) -> tuple[int, float, str]:
     return rank, candidate.cost_ratio or 0.0, candidate.name
 
 
-def _files(here: dict[Path, ModelSpec]) -> Iterator[LocalModel]:
+def _files(here: _Here) -> Iterator[LocalModel]:
     """What lies on this machine, by the registry's names where it has one."""
-    left = dict(here)
+    left = list(here)
     for file in scan():
-        path = next((path for path in left if _is_same(path, file.path)), None)
-        name = file.name if path is None else left.pop(path).name
+        known, left = _taken(left, file.path)
+        name = known[0].name if known else file.name
         yield LocalModel(file.place, name, file.path, file.size, file.is_complete)
-    for path, spec in left.items():
-        yield LocalModel("models.toml", spec.name, path, size_of(path))
+    while left:
+        path = left[0][0]
+        known, left = _taken(left, path)
+        yield LocalModel("models.toml", known[0].name, path, size_of(path))
 
 
-def _is_file_of(spec: ModelSpec, path: Path, here: Mapping[Path, ModelSpec]) -> bool:
+def _taken(left: _Here, path: Path) -> tuple[list[ModelSpec], _Here]:
+    """Every model that a file is, and what is left without them."""
+    known = [spec for place, spec in left if place == path or _is_same(place, path)]
+    return known, [(place, spec) for place, spec in left if spec not in known]
+
+
+def _is_file_of(spec: ModelSpec, path: Path, here: _Here) -> bool:
     """Whether a file is this model, wherever it lies."""
-    if any(known == spec and _is_same(place, path) for place, known in here.items()):
+    if any(known == spec and _is_same(place, path) for place, known in here):
         return True
     try:
         return path.name == spec.file and spec.size == size_of(path)

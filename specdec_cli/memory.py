@@ -18,7 +18,7 @@ import psutil
 
 from specdec_cli.errors import OutOfMemoryError, UsageError
 from specdec_cli.gguf import TENSOR_TYPES, Header, Skipped, TensorInfo, check_header
-from specdec_cli.types import CHUNK
+from specdec_cli.limits import CHUNK
 
 LIMIT_VARIABLE = "SPECDEC_MEMORY_LIMIT"
 """Environment variable: at most so much memory is counted as free, such as `8GB` or `500MB`."""
@@ -37,6 +37,9 @@ _ROWS = 17
 
 _CTX_STEP = 256
 """llama.cpp rounds contexts up to a multiple."""
+
+_GROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
+"""Limit and usage of a control group, of the second and of the first version."""
 
 _UNITS = {"": 1, "k": 10**3, "m": 10**6, "g": 10**9, "t": 10**12, "ki": 2**10, "mi": 2**20, "gi": 2**30, "ti": 2**40}
 
@@ -324,10 +327,12 @@ class Available:
     Attributes:
         ram: main memory, without what other programs use.
         gpu: of all GPUs; 0 where none is used.
+        is_set: whether `SPECDEC_MEMORY_LIMIT` is what makes it so little.
     """
 
     ram: int
     gpu: int = 0
+    is_set: bool = False
 
 
 def available(gpu: int = 0) -> Available:
@@ -344,10 +349,10 @@ def available(gpu: int = 0) -> Available:
     if sys.platform == "darwin":
         # It compresses and swaps what is idle: two thirds can be had, which is also what a GPU is given.
         free = max(free, int(memory.total) * 2 // 3)
-    limits = [free, *_control_groups(Path("/"))]
-    if text := os.environ.get(LIMIT_VARIABLE):
-        limits.append(parse_size(text))
-    return Available(min(limits), gpu)
+    free = min([free, *(group.left for group in _group_limits(Path("/")))])
+    text = os.environ.get(LIMIT_VARIABLE)
+    limit = parse_size(text) if text else free
+    return Available(min(free, limit), gpu, limit < free)
 
 
 def parse_size(text: str) -> int:
@@ -362,30 +367,47 @@ def parse_size(text: str) -> int:
     return int(float(match[1]) * _UNITS[match[2].lower()])
 
 
-def _control_groups(root: Path) -> Iterator[int]:
-    """Bytes left in each control group that this process is in, as containers and services have them."""
+@dataclass(frozen=True, slots=True)
+class _GroupLimit:
+    """Bytes that a control group may use, and those that are left of it."""
+
+    total: int
+    left: int
+
+
+def container_limit(root: Path = Path("/")) -> int | None:
+    """Bytes that the control groups of this process allow; None without a limit below what the machine has."""
+    limits = [group.total for group in _group_limits(root)]
+    return min((limit for limit in limits if limit < psutil.virtual_memory().total), default=None)
+
+
+def _group_limits(root: Path) -> Iterator[_GroupLimit]:
+    for group in control_groups("memory", root):
+        for limit_file, usage_file in _GROUP_FILES:
+            limit, usage = _number_in(group / limit_file), _number_in(group / usage_file)
+            if limit is not None and usage is not None:
+                yield _GroupLimit(limit, max(0, limit - usage + _page_cache(group / "memory.stat")))
+
+
+def control_groups(controller: str, root: Path = Path("/")) -> Iterator[Path]:
+    """Folders of the control groups that this process is in, as containers and services have them.
+
+    Args:
+        controller: such as "cpu", for groups of the first version.
+        root: of the file system.
+    """
     try:
         lines = (root / "proc/self/cgroup").read_text("utf-8").splitlines()
     except (OSError, ValueError):
         return
     for line in lines:
         _, controllers, name = [*line.split(":", 2), "", ""][:3]
-        if controllers == "":
-            yield from _groups_above(root / "sys/fs/cgroup", name, "memory.max", "memory.current")
-        elif "memory" in controllers.split(","):
-            files = ("memory.limit_in_bytes", "memory.usage_in_bytes")
-            yield from _groups_above(root / "sys/fs/cgroup/memory", name, *files)
-
-
-def _groups_above(base: Path, name: str, limit_file: str, usage_file: str) -> Iterator[int]:
-    folder = base / name.lstrip("/")
-    # Inside a container the name may be that of the host: then only the base is there.
-    for group in (folder, *folder.parents):
-        if not group.is_relative_to(base):
-            return
-        limit, usage = _number_in(group / limit_file), _number_in(group / usage_file)
-        if limit is not None and usage is not None:
-            yield max(0, limit - usage + _page_cache(group / "memory.stat"))
+        if controllers and controller not in controllers.split(","):
+            continue
+        base = root / "sys/fs/cgroup" / (controller if controllers else "")
+        folder = base / name.lstrip("/")
+        # Inside a container the name may be that of the host: then only the base is there.
+        yield from (group for group in (folder, *folder.parents) if group.is_relative_to(base))
 
 
 def _number_in(path: Path) -> int | None:
@@ -448,7 +470,7 @@ class Fit:
         found = self._estimate(num_ctx)
         if found.needed > self.free.ram:
             message = f"{self._names()} needs {_size(found.needed)} of memory at `--ctx {num_ctx}` ({_parts(found)})"
-            raise OutOfMemoryError(f"{message}; {_size(self.free.ram)} are free", self._ways_out(num_ctx, least_ctx))
+            raise OutOfMemoryError(f"{message}; {self._free_text()}", self._ways_out(num_ctx, least_ctx))
         if found.on_gpu > self.free.gpu:
             message = f"{self._names()} needs {_size(found.on_gpu)} on the GPU at `--ctx {num_ctx}`"
             raise OutOfMemoryError(f"{message}; {_size(self.free.gpu)} are free", self._ways_out(num_ctx, least_ctx))
@@ -457,6 +479,10 @@ class Fit:
     def with_draft_ctx(self, ratio: float) -> Fit:
         """The same with so many tokens of the draft model's context for each of the target's."""
         return replace(self, placement=replace(self.placement, draft_ctx_ratio=ratio))
+
+    def _free_text(self) -> str:
+        size = _size(self.free.ram)
+        return f"{size} are free" + (f", by `{LIMIT_VARIABLE}`" if self.free.is_set else "")
 
     def holds(self, num_ctx: int, **changes: Any) -> bool:
         """Whether a context fits."""

@@ -10,8 +10,17 @@ from pathlib import Path
 from typing import Any
 
 from specdec_cli.errors import ModelMissingError, SpecdecError, UsageError
-from specdec_cli.files import expanded, read_own_text, write_whole
-from specdec_cli.registry import Layer, ModelSpec, Registry, load_registry, own_file, read_layer, with_shipped
+from specdec_cli.files import expanded, locked, read_own_text, write_whole
+from specdec_cli.registry import (
+    Layer,
+    ModelSpec,
+    Registry,
+    load_registry,
+    looks_like_a_name,
+    own_file,
+    read_layer,
+    with_shipped,
+)
 from specdec_cli.sources import SilentProgress, resolve, spec_of
 
 _NAME = re.compile(r"\w[\w.+-]{0,79}")
@@ -49,19 +58,27 @@ def add_pair(name: str, target: str, draft: str, note: str = "") -> Added:
     """
     if not _NAME.fullmatch(name) or name.lower().endswith(".gguf"):
         raise UsageError(f"`{name}` cannot be the name of a pair", "use letters, digits and . + - _, as in `my-pair`")
-    registry, layer = load_registry(), own_layer()
-    if name in layer.pairs:
-        raise UsageError(f"there is a pair `{name}` in {own_file()} already", f"`specdec models remove {name}` first")
+    _require_free(name, own_layer())
+    # The hub may be asked: nobody else has to wait for that.
+    registry = load_registry()
     entries = [_model_entry(f"{name}-{part}", text, registry) for part, text in (("target", target), ("draft", draft))]
     models = {key: table for key, table in entries if table}
-    for key in models:
-        if key in registry.models:
-            raise UsageError(f"there is a model `{key}` already", "choose another name for the pair")
     first, second = (key for key, _ in entries)
     pair = {"target": first, "draft": second} | ({"note": note} if note else {})
-    text = _inserted(read_own_text(own_file()), {"models": models, "pairs": {name: pair}})
-    _save(text, models=[*layer.models, *models], pairs=[*layer.pairs, name])
+    with locked(own_file()):
+        registry, layer = load_registry(), own_layer()
+        _require_free(name, layer)
+        for key in models:
+            if key in registry.models:
+                raise UsageError(f"there is a model `{key}` already", "choose another name for the pair")
+        text = _inserted(read_own_text(own_file()), {"models": models, "pairs": {name: pair}})
+        _save(text, models=[*layer.models, *models], pairs=[*layer.pairs, name])
     return Added(own_file(), (first, second), name in registry.pairs)
+
+
+def _require_free(name: str, layer: Layer) -> None:
+    if name in layer.pairs:
+        raise UsageError(f"there is a pair `{name}` in {own_file()} already", f"`specdec models remove {name}` first")
 
 
 def remove_pair(name: str) -> bool:
@@ -74,6 +91,11 @@ def remove_pair(name: str) -> bool:
         UsageError: the file has mistakes, or something in it needs the pair.
         SpecdecError: the file cannot be written.
     """
+    with locked(own_file()):
+        return _remove_pair(name)
+
+
+def _remove_pair(name: str) -> bool:
     layer = own_layer()
     if name not in layer.pairs:
         return False
@@ -110,6 +132,8 @@ def _model_entry(name: str, text: str, registry: Registry) -> tuple[str, dict[st
         return text, {}
     path = expanded(text.removeprefix("path:")).absolute()
     if not path.is_file():
+        if looks_like_a_name(text):
+            registry.model(text)
         hint = "write a path, `hf:OWNER/REPO/FILE`, or the name of a model that is known (`specdec models show PAIR`)"
         raise ModelMissingError(f"there is no file `{text}`", hint)
     spec = spec_of(f"path:{path}")

@@ -74,7 +74,8 @@ def expected_speedup(costs: CostModel, drafter: str, acceptance: float) -> float
     lengths = np.arange(MAX_DRAFT + 1)
     tokens = np.cumsum(acceptance**lengths)
     seconds = lengths * costs.step_s(drafter) + costs.target.table[lengths]
-    return float((tokens / seconds).max() * costs.target.table[0])
+    # In this order length 0 gives 1 exactly.
+    return float((tokens * costs.target.table[0] / seconds).max())
 
 
 def calibrate(confidences: Sequence[float], matches: Sequence[bool]) -> Floats:

@@ -215,6 +215,21 @@ class Registry:
             raise ModelMissingError(f"no pair or model is called `{name}`{guess}", hint)
         return found
 
+    def model(self, name: str) -> ModelSpec:
+        """Return the model of this name.
+
+        Raises:
+            ModelMissingError: no model has it.
+        """
+        if name not in self.models:
+            pair = self.pairs.get(name)
+            names = f": its models are `{pair.target.name}` and `{pair.draft.name}`" if pair else ""
+            problem = f"`{name}` is a pair{names}" if pair else f"no model is called `{name}`"
+            guess = "" if pair else _did_you_mean(name, self.models)
+            hint = "write a path, `hf:OWNER/REPO/FILE`, or the name of a known model (`specdec models show PAIR`)"
+            raise ModelMissingError(problem + guess, hint)
+        return self.models[name]
+
     def pairs_with(self, model: str) -> list[Pair]:
         """Every pair that a model is part of."""
         return [pair for pair in self.pairs.values() if model in (pair.target.name, pair.draft.name)]
@@ -252,6 +267,11 @@ _PAIR_KEYS: dict[str, type] = {
 _TYPE_NAMES: dict[type, str] = {
     str: "a string", int: "a whole number", list: "a list", dict: "a table", bool: "true or false",
 }  # fmt: skip
+
+
+def looks_like_a_name(text: str) -> bool:
+    """Whether a text can only be the name of a model, and hardly a path."""
+    return bool(text) and not re.search(r"[/\\:]|^[.~]|\.gguf$", text, re.IGNORECASE)
 
 
 def own_file() -> Path:

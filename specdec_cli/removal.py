@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from specdec_cli.errors import SpecdecError, UsageError
+from specdec_cli.local_files import shards
 from specdec_cli.own_registry import own_layer, remove_pair
 from specdec_cli.registry import ModelSpec, Pair, PathSource, Registry, parse_source
 from specdec_cli.sources import cached_files, locate
@@ -50,17 +51,18 @@ def plan_removal(registry: Registry, name: str) -> Removal:
     """
     found = registry.find(name)
     models = (found.target, found.draft) if isinstance(found, Pair) else (found,)
+    in_use = _in_use(registry, name)
     files: list[Path] = []
     kept: dict[str, str] = {}
     for model in models:
-        users = [pair.name for pair in registry.pairs_with(model.name) if pair.name != name and _is_here(pair)]
+        users = sorted({user for path in _paths(model) for user in in_use.get(path, ())})
         if users and not isinstance(found, Pair):
             raise UsageError(f"`{name}` is used by {', '.join(users)}", f"`specdec models remove {users[0]}`")
         if users:
             kept[model.file] = f"used by {', '.join(users)}"
-        else:
-            files += cached_files(model)
-            kept |= _own_files(model)
+        # Other names of a file in use, and other downloads of it, go nevertheless.
+        files += [path for path in cached_files(model) if _place(path) not in in_use]
+        kept |= {} if users else _own_files(model)
     tuned = _tuned(found) if isinstance(found, Pair) and files else None
     unique = tuple(dict.fromkeys(files))
     size = sum(path.lstat().st_size for path in unique if not path.is_symlink())
@@ -91,6 +93,28 @@ def remove(removal: Removal) -> None:
 
 def _is_here(pair: Pair) -> bool:
     return locate(pair.target) is not None and locate(pair.draft) is not None
+
+
+def _in_use(registry: Registry, name: str) -> dict[Path, list[str]]:
+    """Each file on this machine that other pairs need, whatever they call it, and which pairs these are."""
+    found: dict[Path, list[str]] = {}
+    for pair in registry.pairs.values():
+        if pair.name != name and _is_here(pair):
+            for path in _paths(pair.target) | _paths(pair.draft):
+                found.setdefault(path, []).append(pair.name)
+    return found
+
+
+def _paths(model: ModelSpec) -> set[Path]:
+    """The names of a model's files here, and what they lead to."""
+    first = locate(model)
+    files = [] if first is None else shards(first)
+    return {place for path in files for place in (_place(path), path.resolve())}
+
+
+def _place(path: Path) -> Path:
+    """A name by which links can be compared without following the last one."""
+    return path.parent.resolve() / path.name
 
 
 def _own_files(model: ModelSpec) -> dict[str, str]:

@@ -10,10 +10,9 @@ import glob
 import hashlib
 import os
 import re
-import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
@@ -21,13 +20,13 @@ from typing import IO, Any
 from specdec_cli import download, hub, paths
 from specdec_cli.download import Progress, Remote, SilentProgress, format_size, scrub
 from specdec_cli.errors import DownloadError, ModelMissingError, SpecdecError, UsageError
-from specdec_cli.files import file_digest, known_digest, remember_digest
+from specdec_cli.files import file_digest, known_digest, remember_digest, try_lock, write_whole
 from specdec_cli.registry import HubRepo, HubSource, ModelSpec, PathSource, PypiSource, Shard, UrlSource, parse_source
 from specdec_cli.split import shard_names, shard_number
 
 __all__ = [
     "Progress", "SilentProgress", "cached_files", "describe", "fetch", "format_size", "locate", "resolve", "scrub",
-    "spec_of", "try_lock", "verify",
+    "spec_of", "verify",
 ]  # fmt: skip
 
 _COMMIT = re.compile(r"@([0-9a-f]{8})[0-9a-f]{32}$")
@@ -80,7 +79,8 @@ def resolve(spec: ModelSpec, *, offline: bool, progress: Progress, refresh: bool
         spec: any model.
         offline: forbid asking the hub; so does `HF_HUB_OFFLINE`.
         progress: told what the user should know.
-        refresh: ask the hub also when a file that fits is here.
+        refresh: ask the hub also when a file that fits is here; of a file that nobody gave a SHA-256, ask its source
+            what it has now, and fetch what has another content at its address.
 
     Raises:
         ModelMissingError: the repository has no such model, or nothing of it is here and asking is forbidden.
@@ -88,9 +88,9 @@ def resolve(spec: ModelSpec, *, offline: bool, progress: Progress, refresh: bool
         UsageError: several models fit.
     """
     repo = _repo_of(spec)
-    if repo is None:
-        return spec
     offline = offline or _is_offline()
+    if repo is None:
+        return _asked(spec, progress) if refresh and not offline else spec
     here = hub.resolve_here(repo, spec.name, settle_for_any=offline)
     if offline and here is None:
         raise _offline_error(spec.name, spec.sources[0])
@@ -98,11 +98,66 @@ def resolve(spec: ModelSpec, *, offline: bool, progress: Progress, refresh: bool
         return here
     try:
         return hub.resolve(repo, spec.name, progress)
-    except DownloadError as error:
+    except (DownloadError, ModelMissingError) as error:
         if here is None:
             raise
         progress.note(f"{describe(spec.sources[0])}: {error.message}; what is here is used")
         return here
+
+
+def _asked(spec: ModelSpec, progress: Progress) -> ModelSpec:
+    """The model with what its source tells of it now, where nothing else says what it has to be."""
+    if all(file.sha256 for file in spec.files) or locate(spec) is None:
+        return spec
+    source = parse_source(spec.sources[0])
+    try:
+        if isinstance(source, HubSource):
+            return _with_files(spec, hub.describe_files(spec.files, source, progress))
+        if isinstance(source, UrlSource):
+            with _locked(paths.cache_dir() / "models" / spec.file, progress):
+                return _renewed(spec, source, progress)
+    except (DownloadError, ModelMissingError) as error:
+        progress.note(f"{describe(spec.sources[0])}: {error.message}; what is here is used")
+    return spec
+
+
+def _with_files(spec: ModelSpec, files: tuple[Shard, ...]) -> ModelSpec:
+    if spec.shards:
+        return replace(spec, shards=files)
+    return replace(spec, size=files[0].size, sha256=files[0].sha256)
+
+
+def _renewed(spec: ModelSpec, source: UrlSource, progress: Progress) -> ModelSpec:
+    """The model with the content that it had when it came; where an address has another one now, that is fetched."""
+    with _url_errors():
+        remotes = _remotes(spec, source, progress)
+    finals = [_stored_path(spec, file) for file in spec.files]
+    if not all(map(_is_current, finals, remotes)):
+        progress.note(f"{describe(spec.sources[0])} has changed")
+        _fetch_from_first(spec, progress)
+        return spec
+    known = [(_origin(final)[0] or None) if remote.tag else None for final, remote in zip(finals, remotes, strict=True)]
+    return _with_files(
+        spec, tuple(replace(file, sha256=sha256) for file, sha256 in zip(spec.files, known, strict=True))
+    )
+
+
+def _origin_path(final: Path) -> Path:
+    return final.with_name(f"{final.name}.origin")
+
+
+def _origin(final: Path) -> tuple[str, str]:
+    """SHA-256 and entity tag of a file when it came from its address; empty where that is not known."""
+    try:
+        sha256, _, tag = _origin_path(final).read_text("utf-8").partition("\n")
+    except (OSError, ValueError):
+        return "", ""
+    return sha256, tag
+
+
+def _is_current(final: Path, remote: Remote) -> bool:
+    known = _origin(final)[1]
+    return remote.size in (None, download.file_size(final)) and (not known or remote.tag in (None, known))
 
 
 def _repo_of(spec: ModelSpec) -> HubRepo | None:
@@ -153,7 +208,9 @@ def _located(spec: ModelSpec) -> list[Path]:
 def cached_files(spec: ModelSpec) -> list[Path]:
     """Every file that holds this model or a part of its download; never a file of the user's own."""
     stored = [_stored_path(spec, file) for file in spec.files]
-    found = [path for own in stored for path in (own, *own.parent.glob(f"{glob.escape(own.name)}.*part"))]
+    found = [
+        path for own in stored for path in (own, _origin_path(own), *own.parent.glob(f"{glob.escape(own.name)}.*part"))
+    ]
     found += [path for own in stored for path in own.with_name(f"{own.name}.parts").rglob("*")]
     for source in map(parse_source, spec.sources):
         if isinstance(source, HubSource):
@@ -198,7 +255,7 @@ def fetch(spec: ModelSpec, *, offline: bool, progress: Progress, pair: str = "")
         The file; of a split model the first.
 
     Raises:
-        ModelMissingError: the file is not here and downloads are forbidden, or its repository has no such file.
+        ModelMissingError: the file is not here and downloads are forbidden, or no source has it.
         DownloadError: no source delivered the file.
         UsageError: several files of a repository fit.
     """
@@ -218,13 +275,13 @@ def _offline_error(file: str, wanted: str) -> ModelMissingError:
 
 
 def _fetch_from_first(spec: ModelSpec, progress: Progress) -> Path:
-    failures: list[tuple[str, DownloadError]] = []
+    failures: list[tuple[str, SpecdecError]] = []
     for number, source in enumerate(spec.sources, 1):
         label = describe(source)
         progress.start(spec.name, spec.size, label)
         try:
             return _fetch_from(spec, source, progress)
-        except DownloadError as error:
+        except (DownloadError, ModelMissingError) as error:
             failures.append((label, error))
             if number < len(spec.sources):
                 progress.note(f"{label}: {error.message}; trying the next source")
@@ -239,7 +296,7 @@ def _fetch_from_first(spec: ModelSpec, progress: Progress) -> Path:
 def _fetch_from(spec: ModelSpec, text: str, progress: Progress) -> Path:
     source = parse_source(text)
     if isinstance(source, PathSource):
-        raise DownloadError(f"there is no such file of {format_size(spec.size)}" if spec.size else "no such file")
+        raise ModelMissingError(f"there is no such file of {format_size(spec.size)}" if spec.size else "no such file")
     try:
         if isinstance(source, HubSource):
             found = hub.fetch_files(spec.files, source, progress)
@@ -262,8 +319,15 @@ def _fetch_from(spec: ModelSpec, text: str, progress: Progress) -> Path:
 
 def _fetch_urls(spec: ModelSpec, source: UrlSource, progress: Progress) -> list[tuple[Path, str | None]]:
     """The file at an address; of a split model all files beside it."""
-    try:
+    with _url_errors():
         return _fetch_addresses(spec, source, progress)
+
+
+@contextmanager
+def _url_errors() -> Iterator[None]:
+    """Turn what the HTTP library raises into a message with a next step; files that cannot be written pass."""
+    try:
+        yield
     except SpecdecError:
         raise
     except Exception as error:
@@ -274,19 +338,32 @@ def _fetch_urls(spec: ModelSpec, source: UrlSource, progress: Progress) -> list[
 
 def _fetch_addresses(spec: ModelSpec, source: UrlSource, progress: Progress) -> list[tuple[Path, str | None]]:
     wanted = []
-    for number, file in enumerate(spec.files, 1):
+    for file, remote in zip(spec.files, _remotes(spec, source, progress), strict=True):
         final = _stored_path(spec, file)
-        if not (spec.shards and _is_whole(final, file)):
-            url = re.sub(r"-\d{5}(?=-of-\d{5}\.gguf)", f"-{number:05}", source.url) if spec.shards else source.url
-            remote = replace(_remote(url, progress), sha256=file.sha256)
+        if not (spec.shards and _is_whole(final, file) and _is_current(final, remote)):
             tag = hashlib.sha256(str(remote.tag).encode()).hexdigest()[:16]
             wanted.append((final, remote, final.with_name(f"{final.name}.{tag}.part")))
     missing = sum(max(0, (remote.size or 0) - download.file_size(part)) for _, remote, part in wanted)
     if len(wanted) == 1 and wanted[0][1].size:
         progress.expect(wanted[0][1].size)
     download.check_space(paths.cache_dir(), missing)
-    fetched = {final: download.fetch_remote(remote, part, final, progress) for final, remote, part in wanted}
+    fetched = {}
+    for final, remote, part in wanted:
+        fetched[final] = download.fetch_remote(remote, part, final, progress)
+        write_whole(_origin_path(final), f"{fetched[final]}\n{remote.tag or ''}")
+        # What began as another content, or under another entity tag.
+        for old in final.parent.glob(f"{glob.escape(final.name)}.*part"):
+            old.unlink(missing_ok=True)
     return [(path, fetched.get(path)) for path in (_stored_path(spec, file) for file in spec.files)]
+
+
+def _remotes(spec: ModelSpec, source: UrlSource, progress: Progress) -> list[Remote]:
+    """What the server tells of a model's files, in order."""
+    remotes = []
+    for number, file in enumerate(spec.files, 1):
+        url = re.sub(r"-\d{5}(?=-of-\d{5}\.gguf)", f"-{number:05}", source.url) if spec.shards else source.url
+        remotes.append(replace(_remote(url, progress), sha256=file.sha256))
+    return remotes
 
 
 def _remote(url: str, progress: Progress) -> Remote:
@@ -311,7 +388,7 @@ def _remote(url: str, progress: Progress) -> Remote:
     return Remote(url, known, None if weak else tag, if_range=None if weak else tag)
 
 
-def _url_refusal(error: Exception) -> DownloadError:
+def _url_refusal(error: Exception) -> SpecdecError:
     status = download.status_of(error)
     if status in (401, 403, 407):
         hint = (
@@ -319,17 +396,20 @@ def _url_refusal(error: Exception) -> DownloadError:
         )
         return DownloadError(f"access refused (HTTP {status})", hint)
     if status in (404, 410):
-        return DownloadError(f"there is no such file (HTTP {status})", "check the address in a browser")
-    return download.explain(error, "the server")
+        return ModelMissingError(f"there is no such file (HTTP {status})", "check the address in a browser")
+    return download.explain(error, "the server", "check the address and the network, and `HTTPS_PROXY` behind a proxy")
 
 
-def _joint_error(spec: ModelSpec, failures: list[tuple[str, DownloadError]]) -> DownloadError:
+def _joint_error(spec: ModelSpec, failures: list[tuple[str, SpecdecError]]) -> SpecdecError:
     hints = [error.hint for _, error in failures if error.hint]
-    hint = hints[0] if hints else "check the network and run the command again; what is complete is kept"
+    hint = hints[0] if hints else "run the command again; what is complete is kept"
+    # A file that is nowhere is missing; where one source could not be asked, it may well be there.
+    is_missing = all(isinstance(error, ModelMissingError) for _, error in failures)
+    kind = ModelMissingError if is_missing else DownloadError
     if len(failures) == 1:
-        return DownloadError(f"{failures[0][0]}: {failures[0][1].message}", hint=hint)
+        return kind(f"{failures[0][0]}: {failures[0][1].message}", hint)
     reasons = "".join(f"\n  {source}: {error.message}" for source, error in failures)
-    return DownloadError(f"no source delivered `{spec.file}`{reasons}", hint=hint)
+    return kind(f"no source delivered `{spec.file}`{reasons}", hint)
 
 
 def _is_offline() -> bool:
@@ -342,40 +422,31 @@ def _is_offline() -> bool:
 @contextmanager
 def _locked(path: Path, progress: Progress) -> Iterator[None]:
     """Hold this file's lock; a second process waits here, and then finds the file."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        stream = path.with_name(f"{path.name}.lock").open("w")
-    except OSError as error:
-        message = f"cannot write to {path.parent}: {error.strerror}"
-        raise DownloadError(message, hint="`SPECDEC_HOME` moves the directory") from error
-    with stream:
-        if not try_lock(stream):
-            progress.note(f"another process is downloading {path.name}; waiting for it")
-            while not try_lock(stream):
-                time.sleep(_POLL_S)
-        yield
-
-
-if sys.platform == "win32":
-    import msvcrt
-
-    def try_lock(stream: IO[str]) -> bool:
-        """Lock an open file; False while another process holds it."""
+    lock = path.with_name(f"{path.name}.lock")
+    with _acquired(lock, progress):
         try:
-            msvcrt.locking(stream.fileno(), msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-else:
-    import fcntl
+            yield
+        finally:
+            # While it is held: who waits for it sees that it is gone. Some systems remove no open file.
+            with suppress(OSError):
+                lock.unlink()
 
-    def try_lock(stream: IO[str]) -> bool:
-        """Lock an open file; False while another process holds it."""
+
+def _acquired(lock: Path, progress: Progress) -> IO[str]:
+    says = True
+    while True:
         try:
-            fcntl.flock(stream, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return False
-        except OSError:
-            # Some network file systems have no locks; a second download is then only waste.
-            return True
-        return True
+            lock.parent.mkdir(parents=True, exist_ok=True)
+            stream = lock.open("w")
+        except OSError as error:
+            message = f"cannot write to {lock.parent}: {error.strerror}"
+            raise DownloadError(message, hint="`SPECDEC_HOME` moves the directory") from error
+        while not try_lock(stream):
+            if says:
+                progress.note(f"another process is downloading {lock.stem}; waiting for it")
+            says = False
+            time.sleep(_POLL_S)
+        with suppress(OSError):
+            if os.path.samestat(os.fstat(stream.fileno()), lock.stat()):
+                return stream
+        stream.close()

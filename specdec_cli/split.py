@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from difflib import get_close_matches
 from pathlib import Path
 
 from specdec_cli.errors import ModelLoadError, ModelMissingError
@@ -47,14 +48,14 @@ def check_path(path: Path) -> None:
     """Look at what a user named as a model's file before anything is loaded.
 
     Raises:
-        ModelMissingError: it is not there and looks like something else, or one of its shards is not there.
+        ModelMissingError: it is not there, or one of its shards is not there.
         ModelLoadError: a later shard, or a piece of a file.
     """
     if not path.exists():
-        _explain_missing(path)
-    elif is_piece(path.name):
+        raise missing_file(path)
+    if is_piece(path.name):
         raise ModelLoadError(f"`{path}` is a piece of a file that was cut", _how_to_join(path))
-    elif (found := shard_number(path.name)) is not None and path.is_file():
+    if (found := shard_number(path.name)) is not None and path.is_file():
         _check_shards(path, *found)
 
 
@@ -69,13 +70,36 @@ def _check_shards(path: Path, number: int, count: int) -> None:
         raise ModelMissingError(f"the split model `{path.name}` is not complete: no `{missing[0]}`{more}", hint)
 
 
-def _explain_missing(path: Path) -> None:
+def repository_in(text: str) -> str | None:
+    """OWNER/REPO[:QUANT] where a text looks like that and like no path of a model file."""
+    match = _REPO.fullmatch(text)
+    return match[1] if match and not text.lower().endswith(".gguf") else None
+
+
+def missing_file(path: Path) -> ModelMissingError:
+    """The error for a path where nothing is: pieces of the file, a repository of the hub, a similar name beside it."""
     if pieces := sorted(entry for entry in _siblings(path) if is_piece(entry.name)):
-        raise ModelMissingError(f"no model file `{path}`, only pieces of it", _how_to_join(pieces[0]))
-    match = _REPO.fullmatch(path.as_posix())
-    if match and path.suffix.lower() != ".gguf" and not path.parent.exists():
-        hint = f"for a repository on the hub write `hf:{match[1]}`"
-        raise ModelMissingError(f"no model file `{path}`", hint)
+        return ModelMissingError(f"no model file `{path}`, only pieces of it", _how_to_join(pieces[0]))
+    repo = repository_in(path.as_posix())
+    if repo and not path.parent.exists():
+        hint = f"for a repository on the hub write `hf:{repo}`"
+    elif similar := _similar(path):
+        hint = f"did you mean `{similar}`?"
+    elif not path.parent.is_dir():
+        hint = f"there is no directory `{path.parent}`; `specdec models scan` lists the GGUF files on this machine"
+    else:
+        hint = "`specdec models scan` lists the GGUF files on this machine, `specdec pull` fetches models"
+    return ModelMissingError(f"no model file `{path}`", hint)
+
+
+def _similar(path: Path) -> Path | None:
+    try:
+        names = {entry.stem.lower(): entry.name for entry in path.parent.iterdir() if entry.suffix.lower() == ".gguf"}
+    except OSError:
+        return None
+    stem = path.stem if path.suffix.lower() == ".gguf" else path.name
+    close = get_close_matches(stem.lower(), names, n=1)
+    return path.with_name(names[close[0]]) if close else None
 
 
 def _siblings(path: Path) -> list[Path]:
@@ -94,7 +118,21 @@ def _how_to_join(piece: Path) -> str:
         )
     except OSError:
         names = [piece.name]
+    if missing := _missing_pieces(names):
+        return f"get {' and '.join(f'`{name}`' for name in missing)} too, then join all in order into `{whole}`"
     return f"join them in order: `cat {' '.join(names)} > {whole}`, and name that file"
+
+
+def _missing_pieces(names: list[str]) -> list[str]:
+    """Up to three that are not here, where the names tell: by their count, or by a gap in their numbers."""
+    parts = [(match, name) for name in names if (match := re.fullmatch(r"(.*?)(\d+)(of(\d+))?", name, re.IGNORECASE))]
+    if not parts or len(parts) != len(names):
+        return []
+    first, (match, _) = min(int(match[2]) for match, _ in parts), parts[0]
+    width = len(match[2]) if match[2].startswith("0") else 1
+    last = min(int(match[4]), 1000) if match[4] else max(int(match[2]) for match, _ in parts)
+    wanted = (f"{match[1]}{number:0{width}}{match[3] or ''}" for number in range(min(first, 1), last + 1))
+    return [name for name in wanted if name not in names][:3]
 
 
 def _in_order(name: str) -> list[tuple[int, str]]:

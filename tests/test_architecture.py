@@ -16,7 +16,7 @@ NAME = PACKAGE.name
 
 # A module imports from its own layer (without a cycle) and from the ones above. A new module needs a line here.
 LAYERS = (
-    ("errors", "distribution", "types"),
+    ("errors", "distribution", "limits", "types"),
     (
         "repetition", "sampling", "verify", "cost", "acceptance", "draft_length", "prediction", "stats", "interval",
         "text", "interrupt", "compatibility",

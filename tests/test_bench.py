@@ -727,6 +727,7 @@ class TestCommand:
         self, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(Measurement, "best", None)
+        monkeypatch.setattr(Measurement, "is_off", True)
         name = "qwen2.5-coder-1.5b"
         write_config(f'# mine\n[pairs."{name}"]\ndraft_tokens = 3 # old\n')
         assert invoke(["bench", name, *SHORT, "--categories", "code", "--sweep", "--save"]) == 0

@@ -185,6 +185,87 @@ def before_last_turn(chat: Chat) -> Chat:
     return chat
 
 
+def test_a_reading_that_was_stopped_is_no_answer_but_decoding() -> None:
+    chat = fake_chat()
+    answer(chat.send("hello"))
+    before = chat.stats.num_target_decoded
+    events = chat.send("and more")
+    contexts(chat)[0].fail_next = KeyboardInterrupt()
+    with pytest.raises(KeyboardInterrupt):
+        answer(events)
+    assert (chat.num_answers, len(chat.answers)) == (1, 2)
+    assert chat.stats.num_target_decoded > before
+
+
+def test_used_context() -> None:
+    chat = fake_chat(system="be brief")
+    assert chat.num_used == 0
+    text = answer(chat.send("hello"))
+    # What stands in front of the next answer is part of this template however it is asked.
+    assert chat.num_used == len(f"s:be brief\nu:hello\na:{text}\na:")
+    chat.undo()
+    assert chat.num_used == 0
+    full = fake_chat(48, max_tokens=100)
+    answer(full.send("hello"))
+    assert full.num_used == 48
+
+
+class TestDropped:
+    def test_what_a_turn_pushed_out_comes_back_with_undo(self) -> None:
+        chat = fake_chat(128)
+        dropped = [0]
+        for place in range(12):
+            answer(chat.send(f"message {place}"))
+            dropped.append(chat.num_dropped)
+        assert dropped[-1] > dropped[6] > 0
+        for num in reversed(dropped[:-1]):
+            chat.undo()
+            assert chat.num_dropped == num
+
+    @pytest.mark.parametrize("way", ["edit", "retry"])
+    def test_a_message_in_place_of_the_last_is_fitted_as_that_was(self, way: str) -> None:
+        chat = fake_chat(128)
+        while not chat.num_dropped:
+            before = chat.sent
+            answer(chat.send("a message"))
+        num_dropped = chat.num_dropped
+        answer(chat.retry() if way == "retry" else chat.edit("a massage"))
+        assert chat.num_dropped == num_dropped
+        answer(chat.edit("short"))
+        chat.undo()
+        assert chat.sent == before
+
+    def test_no_answer_no_dropping(self) -> None:
+        chat = fake_chat(128)
+        for place in range(3):
+            answer(chat.send(f"message {place}"))
+        while True:
+            before = chat.num_dropped
+            events = chat.send("one more")
+            if chat.num_dropped > before:
+                break
+            answer(events)
+        contexts(chat)[0].fail_next = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            answer(events)
+        assert chat.unanswered == "one more"
+        assert chat.num_dropped == before
+
+    def test_a_conversation_of_another_context_is_fitted_anew(self) -> None:
+        turns = [Turn("hello", "there")] * 4
+        chat = fake_chat(512, turns=turns, num_dropped=3)
+        answer(chat.send("now"))
+        assert chat.num_dropped == 0
+        small = fake_chat(80, turns=turns, num_dropped=3)
+        answer(small.send("now"))
+        assert small.num_dropped == 3
+        chat.replace(turns, None, 2)
+        answer(chat.send("now"))
+        assert chat.num_dropped == 0
+        chat.clear()
+        assert chat.num_dropped == 0
+
+
 class TestStopped:
     def test_a_partial_answer_is_kept(self) -> None:
         chat = fake_chat(drafting=Drafting("model", 2, 0.0), max_tokens=40)
@@ -518,7 +599,7 @@ WHOLE = Transcript(
 
 class TestFiles:
     def test_round_trip(self, tmp_path: Path) -> None:
-        path = tmp_path / "deep" / "chat.json"
+        path = tmp_path / "chat.json"
         write_transcript(path, WHOLE)
         assert read_transcript(path) == WHOLE
         assert path.read_bytes().isascii()

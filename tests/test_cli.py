@@ -180,7 +180,7 @@ class TestOnFakes:
         assert (done.code, done.err) == (0, "")
         start, *middle, end = [json.loads(line) for line in done.out.splitlines()]
         assert (start["type"], start["schema"], start["pair"], start["seed"]) == ("start", 1, None, 5)
-        assert (start["drafter"], start["num_draft_tokens"], start["seed_drawn"]) == ("auto", 5, False)
+        assert (start["drafter"], start["num_draft_tokens"], start["seed_drawn"]) == ("auto", 5, True)
         tokens = [line for line in middle if line["type"] == "token"]
         rounds = [line for line in middle if line["type"] == "round"]
         assert len(tokens) + len(rounds) == len(middle)
@@ -769,7 +769,8 @@ class TestProcess:
 
     def test_standard_output_closed(self, shell: Shell) -> None:
         done = shell.bash(f"specdec {PAIR_TEXT} -n 5 hello </dev/null >&-")
-        assert "Traceback" not in done.err
+        assert done.code == 1
+        assert_error(done.err, "standard output is closed")
 
     def test_binary_input(self, shell: Shell) -> None:
         done = shell.run(*PAIR, "-n", "5", "-", input=bytes(range(256)) * 4)
@@ -916,20 +917,20 @@ def on_terminal(shell: Shell, *arguments: str, **variables: str) -> Done:
 
 class TestTerminal:
     def test_answer(self, shell: Shell) -> None:
-        done = on_terminal(shell, *PAIR, "-n", "60", "hello")
+        done = on_terminal(shell, *PAIR, "-k", "4", "-n", "60", "hello")
         starting, loading, preparing, rest = done.out.split("\r\x1b[2K")
         assert (starting, loading, preparing) == ("Starting …", "Loading target.gguf …", "Preparing …")
         legend, _, rest = rest.partition("\n")
         assert SGR.sub("", legend) == "underlined green: accepted draft tokens; plain: the target's own"
         answer, _, summary = rest.partition("\n\n")
-        plain = shell.run(*PAIR, "-n", "60", "hello").out
+        plain = shell.run(*PAIR, "-k", "4", "-n", "60", "hello").out
         assert SGR.sub("", answer) == plain.rstrip("\n")
         assert "\x1b[4;32m" in answer
         assert "60 tokens" in SGR.sub("", summary)
         assert "\x1b[2K" not in rest
 
     def test_no_color_keeps_the_style(self, shell: Shell) -> None:
-        done = on_terminal(shell, *PAIR, "-n", "60", "hello", NO_COLOR="1")
+        done = on_terminal(shell, *PAIR, "-k", "4", "-n", "60", "hello", NO_COLOR="1")
         codes = set(SGR.findall(done.out))
         assert "\x1b[4m" in codes
         assert not any(re.search(r"\b3[0-7]\b", code) for code in codes)

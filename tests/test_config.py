@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import re
@@ -15,12 +16,13 @@ from typing import Any
 import pytest
 import typer.main
 
-from specdec_cli import paths
+from specdec_cli import config, paths
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.app import COMMANDS, app, invoke
 from specdec_cli.cli.defaults import known_options
 from specdec_cli.config import load_pair_settings, save_pair_settings
 from specdec_cli.errors import SpecdecError, UsageError
+from specdec_cli.render.config import Value, print_config
 from specdec_cli.types import Drafting
 
 ROOT = Path(__file__).parents[1]
@@ -50,6 +52,11 @@ def context(*arguments: str, command: str = "run") -> Any:
 
 def parameters(*arguments: str, command: str = "run") -> dict[str, Any]:
     return dict(context(*arguments, command=command).params)
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
 
 
 Call = Callable[..., tuple[int, str, str]]
@@ -92,7 +99,7 @@ target = "~/big.gguf"
 color = "never"
 json = true
 
-[pairs."x"]
+[pairs."qwen2.5-coder-14b+0.5b"]
 draft_tokens = 3
 """
 
@@ -105,7 +112,7 @@ def test_every_kind_of_value() -> None:
     }  # fmt: skip
     assert (found["draft_tokens"], found["tuned"], found["quiet"], found["as_json"]) == ("7", False, True, True)
     assert (found["stop"], found["logit_bias"]) == (["a", "b"], ["15043=-2.5"])
-    assert (found["target"], found["color"]) == (Path.home() / "big.gguf", "never")
+    assert (found["target"], found["color"]) == (str(Path.home() / "big.gguf"), "never")
 
 
 def test_every_option_of_run_can_have_a_default() -> None:
@@ -122,13 +129,17 @@ def test_every_option_of_run_can_have_a_default() -> None:
         ("top-k = 1\ntop_k = 2", "config.toml:2: `top-k` is set twice"),
         ("ctx = 1\ntemperature = 'hot'", "config.toml:2: `temperature` cannot be `hot`: "),
         ("top-k = 1.5", "config.toml:1: `top-k` cannot be `1.5`: "),
-        ("top-k = true", "config.toml:1: `top-k` cannot be `True`: it is not true or false"),
-        ("quiet = 1", "config.toml:1: `quiet` cannot be `1`: it is true or false"),
-        ("ctx = [1, 2]", "config.toml:1: `ctx` cannot be `[1, 2]`: it is one value"),
+        ("top-k = true", "config.toml:1: `top-k` cannot be `true`: it takes a value, not true or false"),
+        ("quiet = 1", "config.toml:1: `quiet` cannot be `1`: it must be true or false"),
+        ("ctx = [1, 2]", "config.toml:1: `ctx` cannot be `[1, 2]`: it takes one value"),
         ("drafter = 'modle'", "config.toml:1: `drafter` cannot be `modle`: 'modle' is not one of 'auto'"),
         ("ctx = 1\nctx = 2", "is not valid TOML"),
         ("ctx 1", "is not valid TOML: Expected"),
-        ("[run]\nctx = 1", "unknown key `run`"),
+        ("[run]\nctx = 1", "config.toml:1: unknown key `run`"),
+        ("[pairs.x]\ndrafter = 'none'\ndraft_tokens = 99", 'config.toml:3: [pairs."x"]: `draft_tokens` must be from 0'),
+        ("[pairs.x]\ndraft_token = 9", 'config.toml:2: [pairs."x"]: unknown key `draft_token`; did you mean'),
+        ("ctx = 9\npairs = 1", "config.toml:2: `pairs` must be tables"),
+        ("temp = 1\ntemperature = 1", "config.toml:2: `temperature` is set twice"),
         ("stop = [\n 'a',\n", "is not valid TOML"),
         (f"stop = {'[' * 5000}", "is nested too deeply"),
     ],
@@ -142,6 +153,20 @@ def test_mistakes_are_named_with_their_line(call: Call, text: str, said: str) ->
         assert "Hint: " in err
     assert call("config", "path") == (0, f"{file()}\n", "")
     assert call("run", "--help")[0] == 0
+
+
+def test_a_mark_in_front_of_the_text() -> None:
+    write("").write_bytes(b"\xef\xbb\xbfctx = 9\n")
+    assert parameters("hello")["ctx"] == 9
+
+
+def test_other_names_of_options(call: Call) -> None:
+    write("temp = 0.5\n")
+    assert parameters("hello")["temperature"] == 0.5
+    assert call("config", "set", "temperature", "0.25")[0] == 0
+    assert file().read_text() == "temp = 0.25\n"
+    assert call("config", "set", "temp", "--unset")[0] == 0
+    assert file().read_text() == ""
 
 
 def test_a_file_that_is_no_text(call: Call) -> None:
@@ -325,7 +350,8 @@ class TestShow:
         text = registry._shipped_text().replace(
             f'[pairs."{DEFAULT_PAIR}"]', f'[pairs."{DEFAULT_PAIR}"]\ndraft_tokens = 6'
         )
-        monkeypatch.setattr(registry, "_shipped_text", lambda: text)
+        shipped = registry.read_layer(text, registry.SHIPPED_FILE)
+        monkeypatch.setattr(registry, "_shipped_layer", lambda: shipped)
         assert shown(call, "draft-tokens") == {"draft-tokens": (6, "pair", f"{DEFAULT_PAIR} in models.toml")}
         write("draft-tokens = 4\n")
         assert shown(call, "draft-tokens")["draft-tokens"][:2] == (4, "config")
@@ -338,6 +364,40 @@ class TestShow:
         assert re.search(r"^threads +\(physical cores\) +default *$", out, flags=re.MULTILINE)
         assert "\x1b" not in out
         assert "\x1b" in call("config", "show", "--color", "always")[1]
+
+    def test_a_pipe_has_no_width(self, call: Call) -> None:
+        write(f"system = '{'word ' * 60}end'\n")
+        out = call("config", "show")[1]
+        assert len(out.splitlines()) == len(known_options()) + 2
+        assert all(line == line.rstrip() for line in out.splitlines())
+        assert f"{'word ' * 60}end" in out
+
+    def test_a_terminal_folds(self) -> None:
+        stream = Terminal()
+        print_config([Value("system", "word " * 60, "default")], file(), stream)
+        assert len(stream.getvalue().splitlines()) > 5
+
+    def test_no_secrets(self, call: Call) -> None:
+        address = "url:http://user:password@host.example/x.gguf?token=signature"
+        texts = [call("config", "set", "target", address), call("config", "show", "target"), call("config", "show")]
+        texts += [call("config", "show", "--json"), call("config", "set", "target", f"{address}#sha256=1")]
+        for _, out, err in texts:
+            assert "host.example" in out + err
+            assert "password" not in out + err
+            assert "signature" not in out + err
+        assert address in file().read_text()
+
+    def test_what_run_refuses_is_refused(self, call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("SPECDEC_DRAFT_TOKENS", "abc")
+        code, out, err = call("config", "show")
+        assert (code, out) == (2, "")
+        assert "draft-tokens must be a number or auto" in err
+        assert "Hint: it is set by SPECDEC_DRAFT_TOKENS\n" in err
+
+    def test_settings_of_an_unknown_pair(self, call: Call) -> None:
+        write("ctx = 9\n\n[pairs.nosuch]\ndraft_tokens = 3\n")
+        code, _, err = call("config", "show")
+        assert (code, err) == (0, f"Warning: {file()}:3: no pair is called `nosuch`\n")
 
     @pytest.mark.parametrize("name", ["temperature", "temp"])
     def test_one(self, call: Call, name: str) -> None:
@@ -397,7 +457,7 @@ class TestSet:
     def test_paths_become_absolute(self, call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
         monkeypatch.chdir(tmp_path)
         assert call("config", "set", "target", "t.gguf")[0] == 0
-        assert parameters("hello")["target"] == tmp_path / "t.gguf"
+        assert parameters("hello")["target"] == str(tmp_path / "t.gguf")
 
     @pytest.mark.parametrize(
         ("arguments", "code", "said"),
@@ -474,6 +534,11 @@ class TestSet:
         assert call("config", "set", "seed", "5")[0] == 0
         assert file().is_symlink()
         assert real.read_text() == "ctx = 5\nseed = 5\n"
+
+    def test_the_reason_is_told(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("")
+        with pytest.raises(SpecdecError, match=r"^cannot write `.*/file/config\.toml`: (File exists|Not a directory)$"):
+            config._replace(tmp_path / "file" / "config.toml", "ctx = 9")
 
     @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="this user may write everywhere")
     def test_not_writable(self, call: Call) -> None:

@@ -437,6 +437,7 @@ BAD_SCHEMAS = [
     ("/", "cannot read `/`: Is a directory"),
     ("", "cannot read"),
     ("\0", "cannot read"),
+    ("/dev/zero", "cannot read `/dev/zero`: it is neither a file nor a pipe"),
     ("x" * 5000, "File name too long"),
 ]
 BAD_GRAMMARS: list[tuple[str | bytes, str, str]] = [
@@ -491,6 +492,13 @@ class TestRefused:
     def test_files(self, path: str) -> None:
         with pytest.raises(UsageError, match=r"cannot read `.*`: (No such file|Is a directory)"):
             Grammar.from_file(Path(path))
+
+    def test_endless_and_large_files(self, tmp_path: Path) -> None:
+        with pytest.raises(UsageError, match="neither a file nor a pipe"):
+            Grammar.from_file(Path("/dev/zero"))
+        (tmp_path / "large.gbnf").write_bytes(b" " * ((4 << 20) + 1))
+        with pytest.raises(UsageError, match="more than 4 MiB"):
+            Grammar.from_file(tmp_path / "large.gbnf")
 
     def test_true_is_any_value(self, vocabulary: Vocabulary) -> None:
         grammar = Grammar.from_schema(" true ")

@@ -298,3 +298,10 @@ def test_held_tokens_with_a_space_that_is_no_text() -> None:
     held = [*model.tokenize("x<e>y", add_special=True, parse_special=True), *letters("ab")]
     text = "x<e>yabcd"
     assert encode_rendered(model, text, held) == [*held, CD]
+
+
+@pytest.mark.parametrize("template", ["{% if false %}x{% endif %}", "\n{# nothing #}\n"])
+def test_template_that_renders_to_nothing_is_named(template: str) -> None:
+    with pytest.raises(ModelLoadError, match="chat template makes an empty text") as caught:
+        encode_chat(Lettered(template), [USER])
+    assert "--raw" in caught.value.hint

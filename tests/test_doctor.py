@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import getpass
+import io
 import json
 import os
 import platform
@@ -16,17 +17,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hub_server import serve
+from hub_server import Fault, serve
 from models import CHATML, no_vocabulary, sentencepiece_vocabulary, tiny
 
 from specdec_cli import doctor as look
-from specdec_cli import llama, paths, provenance, selfcheck
+from specdec_cli import llama, memory, paths, provenance, selfcheck
 from specdec_cli.cli.app import invoke
 from specdec_cli.cost import CostModel, Timing
 from specdec_cli.doctor import KINDS, Expectation, Finding, Measurement
 from specdec_cli.errors import UsageError
 from specdec_cli.prediction import expected_speedup
-from specdec_cli.render.doctor import anonymous, reason, sentence
+from specdec_cli.render.doctor import anonymous, print_finding, print_measurement, reason, sentence
 
 ROOT = Path(__file__).parents[1]
 NAMES = ["specdec", "llama.cpp", "build", "devices", "cpu", "memory", "terminal", "config", "files", "hub", "pair"]
@@ -156,18 +157,21 @@ def test_an_installed_pair_is_found(folder: Path, monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("target", "draft", "said"),
+    ("target", "draft", "said", "code"),
     [
-        ("none", "target", "no tokenizer"),
-        ("broken", None, "broken.gguf"),
-        ("target", "none", "no tokenizer"),
+        ("none", "target", "no tokenizer", 1),
+        ("broken", None, "broken.gguf", 1),
+        ("target", "none", "no tokenizer", 4),
     ],
 )
-def test_models_that_do_not_work(call: Call, folder: Path, target: str, draft: str | None, said: str) -> None:
-    found = document(call, *models(folder, target, draft))
+def test_models_that_do_not_work(
+    call: Call, folder: Path, target: str, draft: str | None, said: str, code: int
+) -> None:
+    found = document(call, *models(folder, target, draft), code=code)
     assert found["measurement"] is None
-    assert check(found, "measure")["status"] == "warning"
-    assert said in check(found, "measure")["text"]
+    name = "pair" if target == "broken" else "measure"
+    assert check(found, name)["status"] == "problem"
+    assert said in check(found, name)["text"]
     assert said in " ".join(call(*models(folder, target, draft))[1].split())
 
 
@@ -178,22 +182,62 @@ def test_a_draft_of_another_family(call: Call, folder: Path) -> None:
 
 
 def test_missing_file(call: Call, folder: Path) -> None:
-    assert "no file `" in check(document(call, *models(folder, "nowhere", None)), "pair")["text"]
+    found = check(document(call, *models(folder, "nowhere", None), code=3), "pair")
+    assert (found["status"], found["text"]) == ("problem", "no model file `.../nowhere.gguf`")
+
+
+def test_a_broken_file_without_measuring(call: Call, folder: Path) -> None:
+    code, out, _ = call("--no-measure", *models(folder, "target", "broken"))
+    assert code == 1
+    assert re.search(r"^problem +pair ", out, flags=re.MULTILINE)
+
+
+def test_a_broken_registry(call: Call) -> None:
+    paths.config_dir().mkdir(parents=True)
+    (paths.config_dir() / "models.toml").write_text("[pairs")
+    found = document(call, "--no-measure", code=2)
+    assert check(found, "pair")["status"] == "problem"
+    assert "models.toml" in check(found, "pair")["text"]
+
+
+def test_a_home_that_takes_no_files(
+    call: Call, folder: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verdict: bytes
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path / "file" / "home"))
+    monkeypatch.setattr(selfcheck, "check", lambda: selfcheck.Verdict(True))
+    found = check(document(call, "--no-measure", *models(folder), code=1), "files")
+    assert found["status"] == "problem"
+    assert "no files can be written to cache $SPECDEC_HOME/cache" in found["text"]
+    assert "SPECDEC_HOME" in found["hint"]
+
+
+def test_the_limit_of_memory_is_told(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SPECDEC_MEMORY_LIMIT", "50MB")
+    found = check(document(call, "--no-measure"), "memory")
+    assert (found["status"], found["facts"]["free_bytes"]) == ("warning", 50_000_000)
+    assert "`SPECDEC_MEMORY_LIMIT` allows no more" in found["text"]
+    monkeypatch.setenv("SPECDEC_MEMORY_LIMIT", "lots")
+    assert check(document(call, "--no-measure", code=2), "memory")["status"] == "problem"
 
 
 def test_unknown_pair(call: Call) -> None:
-    assert check(document(call, "qwen"), "pair")["text"].startswith("no pair is called `qwen`")
+    for more in ((), ("--no-measure",)):
+        assert check(document(call, "qwen", *more, code=3), "pair")["text"].startswith("no pair is called `qwen`")
 
 
 def test_a_broken_config_is_a_finding(call: Call, folder: Path) -> None:
     paths.config_dir().mkdir(parents=True)
     (paths.config_dir() / "config.toml").write_text("ctx = 99\ntemperature = 'hot'\n")
-    found = document(call, *models(folder), code=1)
+    found = document(call, *models(folder), code=2)
     assert check(found, "config")["status"] == "problem"
-    assert "config.toml:2: `temperature` cannot be `hot`" in check(found, "config")["text"]
+    assert check(found, "config")["text"].endswith("config.toml:2: `temperature` has a value that it cannot have")
+    assert "config.toml:2: `temperature` cannot be `hot`" in call("--no-measure")[1]
     assert found["measurement"] is not None
+    (paths.config_dir() / "config.toml").write_text("[pairs.x]\ndrafter = 'rosebud'")
+    assert "rosebud" not in json.dumps(document(call, "--no-measure", code=2))
     (paths.config_dir() / "config.toml").write_text("ctx 99")
-    assert call("--no-measure")[0] == 1
+    assert call("--no-measure")[0] == 2
 
 
 def test_a_broken_library(tmp_path: Path) -> None:
@@ -231,6 +275,31 @@ def test_looking_never_fails() -> None:
     assert look.looked_at("a", refused) == Finding("a", "warning", "what", "next")
 
 
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("width", [20, 40, 60, 200])
+def test_a_terminal_folds_at_words(monkeypatch: pytest.MonkeyPatch, width: int) -> None:
+    monkeypatch.setenv("COLUMNS", str(width))
+    monkeypatch.setenv("TERM", "xterm")
+    command = "`specdec config set threads 4 --a-long-one`"
+    finding = Finding("cpu", "warning", "many words " * 20, f"{'more words ' * 10}{command} {'and more ' * 5}")
+    print_finding(finding, stream := Terminal(), "never")
+    print_measurement(expecting(1.0, 1.0, 1.0, 1.0), stream, "never")
+    lines = stream.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines if command not in line)
+    assert sum(command in line for line in lines) == 1
+
+
+def test_a_pipe_has_no_width(call: Call) -> None:
+    out = call("--no-measure")[1]
+    assert all(line == line.rstrip() for line in out.splitlines())
+    heads = [line for line in out.splitlines() if re.match(r"(ok|warning|problem) ", line)]
+    assert len(heads) + out.count("\n" + 20 * " " + "→ ") == len(out.splitlines())
+
+
 @pytest.mark.parametrize("width", ["10", "30", "60", "200"])
 def test_any_width(call: Call, monkeypatch: pytest.MonkeyPatch, width: str) -> None:
     monkeypatch.setenv("COLUMNS", width)
@@ -261,12 +330,12 @@ def test_nothing_private(tmp_path: Path, folder: Path) -> None:
         "PYTHONPATH": os.pathsep.join([str(ROOT), *sys.path]), "HOME": str(home), "HF_TOKEN": token,
         "USER": "ermintrude", "LOGNAME": "ermintrude", "SPECDEC_HOME": str(home),
         "HF_HOME": str(tmp_path / "shelf" / "ermintrude"),
-        "HF_ENDPOINT": "http://ermintrude:secret@127.0.0.1:9", "SECRET_OF_MINE": "rosebud",
+        "HF_ENDPOINT": "http://ermintrude:secret@127.0.0.1:9/?key=rosebud", "SECRET_OF_MINE": "rosebud",
     }  # fmt: skip
-    command = [sys.executable, "-m", "specdec_cli", "doctor", "--json", "--no-measure", *models(folder)]
+    command = [sys.executable, "-m", "specdec_cli", "doctor", "--json", "--no-measure", *models(folder, "nowhere")]
     done = subprocess.run(command, env=variables, capture_output=True, text=True, timeout=100)
-    assert (done.returncode, done.stderr) == (1, "")
-    for private in ("ermintrude", token, "secret", "rosebud", str(tmp_path), sys.executable):
+    assert (done.returncode, done.stderr) == (2, "")
+    for private in ("ermintrude", token, "secret", "rosebud", str(tmp_path), str(folder), "127.0.0", sys.executable):
         assert private not in done.stdout
     if len(platform.node()) > 4:
         assert platform.node() not in done.stdout
@@ -326,35 +395,40 @@ def test_a_build_that_leaves_instructions_out(monkeypatch: pytest.MonkeyPatch) -
         "build": "CPU : AVX2 = 1 | FMA = 1", "unused": []})  # fmt: skip
 
 
-def cgroup(monkeypatch: pytest.MonkeyPatch, files: dict[str, str]) -> None:
-    monkeypatch.setattr(look, "_lines", lambda path: files.get(str(path), "").splitlines())
+def cgroup(root: Path, files: dict[str, str]) -> None:
+    for name, content in files.items():
+        path = root / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(content)
 
 
-def test_limits_of_a_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    cgroup(monkeypatch, {
-        "/proc/self/cgroup": "0::/a/b\n", "/sys/fs/cgroup/a/cpu.max": "150000 100000\n",
-        "/sys/fs/cgroup/a/b/cpu.max": "max 100000\n", "/sys/fs/cgroup/a/b/memory.max": "1000000\n",
+def test_limits_of_a_container(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cgroup(tmp_path, {
+        "proc/self/cgroup": "0::/a/b\n", "sys/fs/cgroup/a/cpu.max": "150000 100000\n",
+        "sys/fs/cgroup/a/b/cpu.max": "max 100000\n", "sys/fs/cgroup/a/b/memory.max": "1000000\n",
+        "sys/fs/cgroup/a/b/memory.current": "900000\n",
     })  # fmt: skip
-    assert (look.container_cpus(), look.container_memory()) == (1.5, 1000000)
+    assert (look.container_cpus(tmp_path), memory.container_limit(tmp_path)) == (1.5, 1000000)
+    monkeypatch.setattr(look, "container_cpus", lambda: 1.5)
     finding = look.look_at_cpu(4)
     assert finding.status == "warning"
     assert "threads 1" in finding.hint
-    assert look.look_at_memory().status == "warning"
 
 
-def test_limits_of_an_older_container(monkeypatch: pytest.MonkeyPatch) -> None:
-    cgroup(monkeypatch, {
-        "/proc/self/cgroup": "5:cpu,cpuacct:/\n4:memory:/\n1:name=systemd:/\n",
-        "/sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000", "/sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
-        "/sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+def test_limits_of_an_older_container(tmp_path: Path) -> None:
+    cgroup(tmp_path, {
+        "proc/self/cgroup": "5:cpu,cpuacct:/\n4:memory:/\n1:name=systemd:/\n",
+        "sys/fs/cgroup/cpu/cpu.cfs_quota_us": "200000", "sys/fs/cgroup/cpu/cpu.cfs_period_us": "100000",
+        "sys/fs/cgroup/memory/memory.limit_in_bytes": "9223372036854771712",
+        "sys/fs/cgroup/memory/memory.usage_in_bytes": "5",
     })  # fmt: skip
-    assert (look.container_cpus(), look.container_memory()) == (2.0, None)
+    assert (look.container_cpus(tmp_path), memory.container_limit(tmp_path)) == (2.0, None)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "0::", ":::"])
-def test_no_container(monkeypatch: pytest.MonkeyPatch, text: str) -> None:
-    cgroup(monkeypatch, {"/proc/self/cgroup": text})
-    assert (look.container_cpus(), look.container_memory()) == (None, None)
+def test_no_container(tmp_path: Path, text: str) -> None:
+    cgroup(tmp_path, {"proc/self/cgroup": text})
+    assert (look.container_cpus(tmp_path), memory.container_limit(tmp_path)) == (None, None)
 
 
 # --- the hub ---------------------------------------------------------------------------------------------------------
@@ -365,11 +439,16 @@ def test_hub(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("HF_ENDPOINT", hub.url)
         finding = look.look_at_hub(offline=False)
         assert (finding.status, finding.facts["reachable"]) == ("ok", True)
-        hub.status = 503
+        hub.faults.append(Fault("ANY", status=503))
         finding = look.look_at_hub(offline=False)
         assert (finding.status, finding.facts["reachable"]) == ("warning", False)
         assert "answers HTTP 503" in finding.text
         assert "HF_ENDPOINT" in finding.hint
+        hub.faults[:] = [Fault("ANY", body=b"<html>please log in</html>")]
+        finding = look.look_at_hub(offline=False)
+        assert (finding.status, finding.facts["reachable"]) == ("warning", False)
+        assert "answers with a web page" in finding.text
+        hub.faults.clear()
         hub.hang = threading.Event()
         monkeypatch.setattr(look, "HUB_LIMIT_S", 0.3)
         assert look.look_at_hub(offline=False).facts["reachable"] is False

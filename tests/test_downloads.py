@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 from hub_server import COMMIT, Fault, Hub, serve
 from huggingface_hub import constants
+from models import tiny
 
 from specdec_cli import download, sources
 from specdec_cli.choice import choose_models, fetch_files, named_model
@@ -282,7 +283,7 @@ def test_pull_without_a_hub_uses_what_is_here(hub: Hub) -> None:
         (Fault("GET", body=b"<html>log in"), "an HTML page came", "in a browser"),
         (Fault("GET", body=b"<html>log in", headers={"Content-Type": "x/y"}), "an HTML page came", ""),
         (Fault("GET", body=b""), "broke off", "continues"),
-        (Fault("GET", body=b"no model"), "is not a GGUF file: it begins with b'no model'", "run the"),
+        (Fault("GET", body=b"no model"), "is not a GGUF file: it begins with `no model`", "check the name"),
         (Fault("GET", cut_after=0), "the download broke off", "continues where this one stopped"),
         (Fault("GET", stall_after=0), "does not answer", ""),
         (Fault("GET", length=50), "the download broke off", "continues"),
@@ -436,6 +437,42 @@ def test_wrong_bytes_of_the_right_size_are_found_by_a_pull(hub: Hub, capsys: pyt
     assert path.read_bytes() == CONTENT
 
 
+@pytest.mark.parametrize("text", [DEFAULT, "hf:o/r:Q4_K_M"])
+@pytest.mark.parametrize("is_copy", [False, True])
+@pytest.mark.parametrize("size", [0, 2000])
+def test_file_that_ends_early_is_fetched_again(
+    hub: Hub, capsys: pytest.CaptureFixture[str], text: str, is_copy: bool, size: int
+) -> None:
+    assert invoke(["pull", text]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    if is_copy:
+        path.resolve().unlink()
+        path.unlink()
+    path.write_bytes(CONTENT[:size])
+    assert invoke(["pull", text]) == 0
+    assert "already there" not in capsys.readouterr().err
+    assert path.read_bytes() == CONTENT
+
+
+def test_wrong_bytes_of_a_named_file_are_found_by_a_pull(hub: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["pull", DEFAULT]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    path.write_bytes(CONTENT[:-1] + b"?")
+    assert invoke(["pull", DEFAULT]) == 0
+    assert path.read_bytes() == CONTENT
+    hub.faults = [Fault("ANY", status=500)]
+    assert invoke(["pull", DEFAULT]) == 0
+    assert "what is here is used" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("model", ["model-Q4_K_M.gguf", "big/model-F16-00001-of-00002.gguf"])
+def test_pull_of_a_named_file_takes_a_newer_one(hub: Hub, capsys: pytest.CaptureFixture[str], model: str) -> None:
+    assert invoke(["pull", f"hf:o/r/{model}"]) == 0
+    hub.files[f"o/r/{model}"] = b"GGUF" + CONTENT[:3:-1]
+    assert invoke(["pull", f"hf:o/r/{model}"]) == 0
+    assert Path(capsys.readouterr().out.splitlines()[-1]).read_bytes() == hub.files[f"o/r/{model}"]
+
+
 def test_digest_is_remembered(hub: Hub, monkeypatch: pytest.MonkeyPatch) -> None:
     get(DEFAULT)
     spec = resolve(spec_of("hf:o/r:Q4_K_M"), offline=False, progress=Recorder(), refresh=True)
@@ -491,6 +528,61 @@ def test_url_refusals(web: Hub, home: Path, fault: Fault, said: str) -> None:
     assert said in error.message
     assert error.hint
     assert not finals(home)
+
+
+@pytest.mark.parametrize("file", ["files/tiny.gguf", "s/t-00001-of-00002.gguf"])
+def test_pull_of_an_address_takes_a_newer_file(web: Hub, capsys: pytest.CaptureFixture[str], file: str) -> None:
+    url = f"{web.url}/{file}"
+    assert invoke(["pull", url]) == 0
+    path = Path(capsys.readouterr().out.strip())
+    assert invoke(["pull", url]) == 0
+    assert "already there" in capsys.readouterr().err
+    web.files[file] = b"GGUF" + CONTENT[:3:-1]
+    assert invoke(["pull", url]) == 0
+    assert "already there" not in capsys.readouterr().err
+    assert path.read_bytes() == web.files[file]
+    path.write_bytes(CONTENT)
+    assert invoke(["pull", url]) == 0
+    assert path.read_bytes() == web.files[file]
+    web.faults = [Fault("ANY", status=404)]
+    assert invoke(["pull", url]) == 0
+    assert "what is here is used" in capsys.readouterr().err
+
+
+def test_old_parts_of_an_address_are_removed(web: Hub) -> None:
+    text = f"url:{web.url}/files/tiny.gguf"
+    web.faults = [Fault("GET", times=1, cut_after=1000), Fault("GET", times=4, status=500)]
+    failure(text)
+    web.files["files/tiny.gguf"] = b"GGUF" + CONTENT[:3:-1]
+    assert not list(get(text).parent.glob("*part"))
+
+
+def test_old_parts_of_a_hub_file_are_removed_and_no_locks_stay(hub: Hub, home: Path) -> None:
+    other = "hf:o/r/model-Q8_0.gguf"
+    for text in (DEFAULT, other):
+        hub.faults = [Fault("GET", times=1, cut_after=1000), Fault("GET", times=4, status=500)]
+        failure(text)
+    hub.files["o/r/model-Q4_K_M.gguf"] = b"GGUF" + CONTENT[:3:-1]
+    get(DEFAULT)
+    assert len(list(home.rglob("*.part"))) == 1
+    progress = Recorder()
+    get(other, progress)
+    assert progress.num_kept == 1000
+    assert not list(home.rglob("*.part"))
+    failure("hf:o/r/nope.gguf")
+    assert not list((home / "home").rglob("*.lock"))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [(b"", "it is empty"), (b"version https://git-lfs.github.com/spec/v1\n", "Git LFS"), (b"# r\n", "it begins with")],
+)
+def test_what_is_no_model_is_told_by_what_it_is(web: Hub, hub: Hub, content: bytes, said: str) -> None:
+    web.files["files/tiny.gguf"] = hub.files["o/r/README.md"] = content
+    for text in (f"url:{web.url}/files/tiny.gguf", "hf:o/r/README.md"):
+        error = failure(text)
+        assert said in error.message
+        assert "network" not in error.hint
 
 
 def test_server_that_answers_gets_only(web: Hub) -> None:
@@ -561,7 +653,7 @@ def test_shards_on_the_disk(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     "names",
     [
-        ("m.gguf.part1of10", "m.gguf.part2of10", "m.gguf.part10of10"),
+        tuple(f"m.gguf.part{number}of10" for number in range(1, 11)),
         ("m.gguf-split-a", "m.gguf-split-b"),
         ("m.gguf.aa", "m.gguf.ab"),
         ("m.gguf.part-aa", "m.gguf.part-ab"),
@@ -576,6 +668,64 @@ def test_pieces_are_explained(tmp_path: Path, names: tuple[str, ...]) -> None:
             fetch_files(choose_models(None, tmp_path / name, None), offline=True, progress=Recorder())
         assert f"cat {' '.join(names)} > m.gguf" in caught.value.hint
         assert "piece" in caught.value.message
+
+
+@pytest.mark.parametrize(
+    ("names", "missing"),
+    [
+        (("m.gguf.part1of2",), "`m.gguf.part2of2`"),
+        (("m.gguf.part2of3",), "`m.gguf.part1of3` and `m.gguf.part3of3`"),
+        (("m.gguf.001", "m.gguf.003"), "`m.gguf.002`"),
+    ],
+)
+def test_missing_pieces_are_named(tmp_path: Path, names: tuple[str, ...], missing: str) -> None:
+    for name in names:
+        (tmp_path / name).write_bytes(CONTENT)
+    with pytest.raises(SpecdecError) as caught:
+        fetch_files(choose_models(None, tmp_path / names[0], None), offline=True, progress=Recorder())
+    assert f"get {missing} too" in caught.value.hint
+    assert "cat " not in caught.value.hint
+
+
+def test_pull_refuses_paths_as_run_does(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    whole = tiny(tmp_path, num_layers=1)
+    half = tmp_path / "half.gguf"
+    half.write_bytes(whole.read_bytes()[:-100])
+    for arguments, code, said in (
+        ([str(tmp_path / "nope.gguf")], 3, "no model file"),
+        (["--target", str(whole), "--draft", str(tmp_path / "nope.gguf")], 3, "no model file"),
+        ([f"path:{tmp_path / 'nope.gguf'}"], 3, "no model file"),
+        ([str(half)], 1, "is cut off"),
+        ([f"path:{whole}"], 0, "already there"),
+        (["o/one"], 3, "write `hf:o/one`"),
+    ):
+        assert invoke(["pull", "--no-tune", *arguments]) == code
+        assert said in capsys.readouterr().err or code == 0
+
+
+@pytest.mark.parametrize("text", [DEFAULT, "hf:o/r"])
+def test_hub_is_asked_for_files_only(hub: Hub, home: Path, text: str) -> None:
+    hub.faults = [Fault("API", body=b"[]")] if text == DEFAULT else []
+    process = start_pull(hub, home, text)
+    _, shown = process.communicate(timeout=60)
+    assert process.returncode == 0, shown
+    assert not [asked for asked in hub.asked() if "/api/" in asked and "/api/models/" not in asked]
+
+
+@pytest.mark.parametrize("text", ["hf:o/nope", "hf:o/r/nope.gguf", "hf:o/r@nope", "hf:o/r:Q2_K", f"{DEFAULT}@nope"])
+def test_what_the_hub_does_not_have_is_exit_code_3(hub: Hub, text: str) -> None:
+    assert invoke(["pull", text]) == 3
+
+
+def test_what_an_address_does_not_have_is_exit_code_3(web: Hub, capsys: pytest.CaptureFixture[str]) -> None:
+    assert invoke(["pull", f"{web.url}/nope.gguf"]) == 3
+    web.faults = [Fault("ANY", status=500)]
+    assert invoke(["pull", f"{web.url}/files/tiny.gguf"]) == 1
+    capsys.readouterr()
+    assert invoke(["pull", "http://127.0.0.1:9/tiny.gguf"]) == 1
+    shown = capsys.readouterr().err
+    assert "check the address" in shown
+    assert "HF_ENDPOINT" not in shown
 
 
 @pytest.mark.parametrize("path", ["Qwen/Qwen3-8B-GGUF", "Qwen/Qwen3-8B-GGUF:Q4_K_M", "hf.co/Qwen/Qwen3-8B-GGUF:Q4_K_M"])

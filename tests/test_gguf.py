@@ -116,10 +116,13 @@ def test_known_versions(tmp_path: Path, version: int) -> None:
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "is not a GGUF file: it begins with b''"),
-        (b"<!DOCTYPE html><html>", "it begins with b'<!DOCTYP'"),
-        (b"version https://git-lfs.github.com/spec/v1\n", "it begins with b'version '"),
-        (b"ggml" + bytes(40), "it begins with b'ggml"),
+        (b"", "is not a GGUF file: it is empty"),
+        (b"<!DOCTYPE html><html>", "it is an HTML or XML page"),
+        (b"version https://git-lfs.github.com/spec/v1\n", "it is a Git LFS pointer"),
+        (b"ggml" + bytes(40), "it is a file of the old GGML format"),
+        (b"PK\x03\x04" + bytes(40), "it is a ZIP archive"),
+        (b"no model at all", "it begins with `no model`"),
+        (b"\xff\x00\x01", "it begins with ff 00 01"),
         (b"GGU", "is not a GGUF file"),
         (b"GGUF", "is cut off: 4 bytes"),
         (header()[:23], "is cut off: 23 bytes"),
@@ -142,7 +145,11 @@ def test_refused(tmp_path: Path, data: bytes, message: str) -> None:
 def test_missing_file(tmp_path: Path) -> None:
     with pytest.raises(ModelMissingError, match="no model file") as caught:
         check_header(tmp_path / "nowhere" / "m.gguf")
-    assert "specdec pull" in caught.value.hint
+    assert f"no directory `{tmp_path / 'nowhere'}`" in caught.value.hint
+    tiny(tmp_path, num_layers=1).rename(tmp_path / "model-Q4_K_M.gguf")
+    with pytest.raises(ModelMissingError) as caught:
+        check_header(tmp_path / "model-Q4_KM.gguf")
+    assert caught.value.hint == f"did you mean `{tmp_path / 'model-Q4_K_M.gguf'}`?"
     (tmp_path / "link.gguf").symlink_to(tmp_path / "gone.gguf")
     with pytest.raises(ModelMissingError):
         check_header(tmp_path / "link.gguf")

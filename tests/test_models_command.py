@@ -10,6 +10,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 
 import pexpect
 import pytest
@@ -19,6 +20,8 @@ from models import CHATML, no_vocabulary, sentencepiece_vocabulary, tiny
 from specdec_cli import paths
 from specdec_cli.cli.app import invoke
 from specdec_cli.cli.options import complete_name, complete_pair
+from specdec_cli.gguf import check_header
+from specdec_cli.memory import LEAST_CTX, LIMIT_VARIABLE, estimate_files, max_ctx
 from specdec_cli.registry import load_registry, own_file
 from specdec_cli.tiny import Vocabulary, byte_level_vocabulary
 
@@ -124,11 +127,32 @@ def test_documents_have_the_fields_of_the_page(run: Run) -> None:
 
 
 def test_what_fits_follows_the_memory(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec_cli.estimates.machine_memory", lambda: 8_000_000_000)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: SimpleNamespace(available=8_000_000_000, total=8_000_000_000))
     fits = {pair["name"]: pair["fits"] for pair in run("--json").document["pairs"]}
     assert fits["qwen3-8b+0.6b"] is True
     assert fits["qwen2.5-72b+0.5b"] is False
     assert fits["gemma-2-27b+2b"] is None
+
+
+def test_files_that_are_here_are_reckoned_with_as_in_run(
+    run: Run, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    files = folder / "target.gguf", folder / "same.gguf"
+    run("add", "mine", "--target", str(files[0]), "--draft", str(files[1]))
+    needed = estimate_files(*files, min(LEAST_CTX, max_ctx(check_header(files[0])))).needed
+
+    def documents() -> list[dict]:
+        [listed] = [pair for pair in run("--json").document["pairs"] if pair["name"] == "mine"]
+        return [listed, run("show", "mine", "--json").document, run("check", "mine", "--json").document]
+
+    assert [(item["memory_bytes"], item["fits"]) for item in documents()] == [(needed, True)] * 3
+    monkeypatch.setenv(LIMIT_VARIABLE, str(needed - 1))
+    assert [(item["memory_bytes"], item["fits"]) for item in documents()] == [(needed, False)] * 3
+    assert run("--json").document["memory_bytes"] == needed - 1
+    assert "more than is free" in run("show", "mine").out
+    assert "more than is free" in run("check", "mine").out
+    monkeypatch.setenv(LIMIT_VARIABLE, "many")
+    assert (run().code, "is not a size" in run().err) == (2, True)
 
 
 def test_what_is_installed(run: Run, folder: Path) -> None:
@@ -270,6 +294,29 @@ def test_remove_frees_what_no_other_pair_uses(run: Run) -> None:
     assert not any(path.is_file() for path in Path(constants.HF_HUB_CACHE).rglob("*"))
 
 
+def test_remove_keeps_a_file_that_another_pair_has_by_another_name(run: Run) -> None:
+    """The same source, the same content under another revision, and a path into the cache."""
+    big, small = hub_file("o/r", "b.gguf", b"GGUF" * 10), hub_file("o/r", "s.gguf", b"GGUF" * 20)
+    other, draft = hub_file("o/r", "b.gguf", b"GGUF" * 10, "v2"), hub_file("o/r", "d.gguf", b"GGUF" * 30)
+    models = (hub_model(name, "o/r", file, revision) for name, file, revision in (
+        ("big", "b.gguf", "v1"), ("small", "s.gguf", "v1"), ("again", "b.gguf", "v1"), ("newer", "b.gguf", "v2"),
+        ("draft", "d.gguf", "v1"),
+    ))  # fmt: skip
+    own = f'[models.path]\nsources = ["path:{small}"]\nfile = "s.gguf"\n'
+    pairs = {"one": ("big", "small"), "two": ("again", "draft"), "three": ("newer", "path")}
+    tables = (f'[pairs.{name}]\ntarget = "{target}"\ndraft = "{of}"\n' for name, (target, of) in pairs.items())
+    write_own("".join((*models, own, *tables)))
+    assert run("remove", "big", "--yes").code == 2
+    done = run("remove", "one", "--yes", "--json").document
+    assert (done["removed"], done["freed_bytes"]) == ([], 0)
+    assert done["kept"] == {"b.gguf": "used by three, two", "s.gguf": "used by three"}
+    assert all(path.is_file() for path in (big, small, other, draft))
+    run("remove", "two", "--yes")
+    assert not draft.exists()
+    assert not big.is_symlink()
+    assert other.is_file()
+
+
 def test_remove_leaves_what_is_not_its_own(run: Run) -> None:
     write_own(
         hub_model("big", "o/r", "sub/b.gguf")
@@ -300,7 +347,52 @@ def test_remove_takes_half_downloads_too(run: Run) -> None:
     assert "nothing to remove" in run("remove", "qwen2.5-coder-1.5b").err
 
 
+def test_secrets_in_a_source_are_not_shown(run: Run, folder: Path) -> None:
+    source = "url:http://user:secret@localhost/x.gguf?token=secret"
+    write_own(
+        f'[models.big]\nsources = ["{source}"]\nfile = "x.gguf"\n[pairs.mine]\ntarget = "big"\ndraft = "qwen3-0.6b"\n'
+    )
+    for arguments in (("show", "mine"), ("show", "big", "--json"), ("check", source, str(folder / "same.gguf"))):
+        done = run(*arguments)
+        assert "localhost/x.gguf" in done.out + done.err
+        assert "secret" not in done.out + done.err
+
+
+def test_a_mistyped_model_is_guessed(run: Run) -> None:
+    done = run("add", "mine", "--target", "qwen3-9b", "--draft", "qwen3-0.6b")
+    assert (done.code, "did you mean `qwen3-8b`" in done.err) == (3, True)
+    done = run("add", "mine", "--target", "qwen3-8b+0.6b", "--draft", "qwen3-0.6b")
+    assert (done.code, "its models are `qwen3-8b` and `qwen3-0.6b`" in done.err) == (3, True)
+
+
+def test_table_and_page_say_the_same(run: Run) -> None:
+    """Whatever the state of the files, a pair that is not worth it is not."""
+    rows = {line.split()[0]: line.split()[-1] for line in run().out.splitlines()[1:]}
+    for pair in load_registry().pairs.values():
+        fields = dict(re.findall(r"^(\w+) +(.*)$", run("show", pair.name).out.partition("\n\n")[0], re.MULTILINE))
+        assert fields["recommended"].split(":")[0] == rows[pair.name]
+    assert set(rows.values()) == {"yes", "no", "unverified"}
+
+
 # ------------------------------------------------------------------ check
+
+
+def test_sources_that_are_here_can_be_checked(run: Run, folder: Path) -> None:
+    hub_file("o/r", "a.gguf", (folder / "target.gguf").read_bytes(), "main")
+    done = run("check", "hf:o/r/a.gguf", str(folder / "same.gguf"), "--json").document
+    assert done["verdict"] == "same tokenizer"
+    assert run("find", "hf:o/r/a.gguf", "--json").code == 0
+    missing = run("find", "hf:o/r/b.gguf")
+    assert (missing.code, "`specdec pull --target hf:o/r/b.gguf`" in missing.err) == (3, True)
+
+
+def test_a_draft_that_several_pairs_have_is_found_once(run: Run, folder: Path) -> None:
+    target, draft = str(folder / "target.gguf"), str(folder / "same.gguf")
+    for name in ("one", "two"):
+        run("add", name, "--target", target, "--draft", draft)
+    found = run("find", target, "--json").document["candidates"]
+    assert [(item["path"], item["fits"]) for item in found if item["path"] == draft] == [(draft, True)]
+    assert not [item for item in found if item["name"] == "two-draft"]
 
 
 @pytest.mark.parametrize(
@@ -487,9 +579,12 @@ def test_completion_in_a_shell_loads_nothing_heavy(words: str) -> None:
     assert not heavy & modules
 
 
-def test_the_list_loads_no_model_library() -> None:
+def test_the_list_loads_no_model_library(run: Run, folder: Path) -> None:
+    files = (str(folder / f"{name}.gguf") for name in ("target", "same"))
+    run("add", "mine", "--target", next(files), "--draft", next(files))
     out, modules = loaded("models")
     assert "qwen3-8b+0.6b" in out
+    assert "mine" in out
     assert not {"llama_cpp", "numpy", "rich", "tomlkit", "jinja2"} & modules
 
 

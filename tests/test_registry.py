@@ -8,6 +8,9 @@ from pathlib import Path
 import pytest
 
 from specdec_cli import paths
+from specdec_cli.choice import ModelChoice, choose_models
+from specdec_cli.cli.app import invoke
+from specdec_cli.config import load_settings
 from specdec_cli.errors import ModelMissingError, UsageError
 from specdec_cli.estimates import PAYING_RATIO, cost_ratio
 from specdec_cli.registry import (
@@ -289,3 +292,15 @@ def test_names_that_are_neither_pair_nor_model() -> None:
     assert {pair.name for pair in registry.pairs_with("qwen3-1.7b")} == {"qwen3-14b+1.7b", "qwen3-32b+1.7b"}
     with pytest.raises(ModelMissingError, match=r"no pair or model is called `qwen3-8`; did you mean `qwen3-8b`"):
         registry.find("qwen3-8")
+
+
+def test_a_target_may_be_a_known_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    known = load_registry().models["qwen3-8b"]
+    assert choose_models(None, "qwen3-8b", None) == ModelChoice(None, known, None)
+    with pytest.raises(ModelMissingError, match="did you mean `qwen3-8b`"):
+        choose_models(None, "qwen3-9b", None)
+    assert invoke(["config", "set", "target", "qwen3-8b"]) == 0
+    assert load_settings(["target"])["target"].value == "qwen3-8b"
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "qwen3-8b").write_text("")
+    assert choose_models(None, "qwen3-8b", None).target == Path("qwen3-8b")

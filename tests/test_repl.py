@@ -23,7 +23,7 @@ from specdec_cli.cli import chat_settings, clipboard
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.app import invoke
 from specdec_cli.cli.commands import COMMANDS, completions, quoted, split_command
-from specdec_cli.cli.editor import edited
+from specdec_cli.cli.editor import edited, editor
 from specdec_cli.cli.line_editor import wants_vi
 from specdec_cli.cli.lines import is_open_block, unquoted
 from specdec_cli.errors import ModelLoadError, SpecdecError, UsageError
@@ -122,8 +122,8 @@ class TestPipe:
         assert (done.code, len(done.lines)) == (0, 1)
         for message in (
             "there is no command `/retyr`", "perhaps `/retry`", "there is no setting `top-kk`", "`top-k`",
-            "cannot read `nowhere.json`", "'--temperature'", "`/save` needs a FILE", "nothing to undo",
-            "`/bye` takes nothing",
+            "cannot read `nowhere.json`", "temperature must be a number, not `warm`", "`/save` needs a FILE",
+            "nothing to undo", "`/bye` takes nothing",
         ):  # fmt: skip
             assert message in done.err, message
 
@@ -187,6 +187,42 @@ class TestPipe:
         lines = [json.loads(line) for line in run("hi\n", *arguments, "--json").lines]
         assert lines[0]["draft_method"] in {"string-level", "token-level"}
 
+    def test_counts_are_those_of_the_conversation(self, run: Run) -> None:
+        used = re.compile(r"context +(\d+) of")
+        done = run("/show\nhi\n/show\n/save chat.json\n/undo\n/show\n")
+        nothing, one, undone = map(int, used.findall(done.err))
+        assert (nothing, undone) == (0, 0)
+        assert one > 8
+        assert abs(int(used.findall(run("/show\n", "--load", "chat.json").err)[0]) - one) <= 8
+        done = run("/show\nhi\n/show\n", "--ctx", "60", "-n", "100", "--ignore-eos", "--no-draft")
+        assert int(used.findall(done.err)[1]) <= 60
+
+    def test_refusals_speak_of_the_conversation(self, run: Run) -> None:
+        done = run("/set drafter best\n/set top-p 2\n/set draft-tokens x\n/hlp\n")
+        assert "Error: drafter must be one of `auto`, `model`, `tree`, `ngram`, `none`, not `best`\n" in done.err
+        assert "--help" not in done.err
+        assert "SPECDEC" not in done.err
+        assert done.err.count("Hint: `/set` shows all settings") == 3
+        assert "perhaps `/help`;" in done.err
+
+    def test_settings_of_the_model_are_told_once(self, run: Run) -> None:
+        done = run("/set sampler-defaults model\n/set top-k 5\n/set top-p 0.9\n")
+        assert done.err.count("sampling settings of the model") == 1
+
+    def test_a_model_file_of_any_name(self, run: Run, folder: Path) -> None:
+        Path("plain").symlink_to(folder / "other.gguf")
+        assert re.search(r"target (plain|other\.gguf)", run("/model plain\n").err)
+
+    def test_a_long_system_message(self, run: Run) -> None:
+        done = run("hi\n", "-s", "word " * 100, "--ctx", "100", "--no-draft")
+        assert "a shorter message or `/system` message" in done.err
+
+    def test_the_last_conversation_is_broken(self, run: Run) -> None:
+        run("hi\n")
+        (paths.state_dir() / "chat" / "last.json").write_text("{")
+        done = run("hi\n", "--continue")
+        assert (done.code, "start without `--continue`" in done.err) == (2, True)
+
     def test_file(self, run: Run) -> None:
         Path("notes.txt").write_text("hello\n```\nworld")
         done = run("/file notes.txt\nhi\nhi\n/save chat.json\n")
@@ -221,6 +257,76 @@ class TestPipe:
         done = run("hi\n", "--load", "chat.json")
         assert (done.code, done.out) == (2, "")
 
+    def test_save_takes_regular_files_and_new_names_alone(self, run: Run, tmp_path: Path) -> None:
+        os.mkfifo("pipe")
+        Path("device").symlink_to("/dev/null")
+        Path("real.json").touch()
+        Path("link.json").symlink_to("real.json")
+        lines = [f"/save {name}\n" for name in ("pipe", "device", "/dev/full", "nowhere/x.json", "link.json", ".")]
+        done = run("hi\n" + "".join(lines))
+        assert (done.code, len(done.lines)) == (0, 1)
+        assert done.err.count("is not a regular file") == 3
+        assert f"cannot write `nowhere/x.json`: there is no folder `{tmp_path}/nowhere`" in done.err
+        assert not Path("nowhere").exists()
+        assert Path("link.json").is_symlink()
+        assert json.loads(Path("real.json").read_text())["messages"]
+
+    def test_a_file_names_no_other_files(self, run: Run) -> None:
+        Path("g.gbnf").write_text('root ::= "no"')
+        kept = {"ngram-cache": "made.db", "grammar": "g.gbnf", "json-schema": "s.json", "top-k": 7, "temperature": 0}
+        content = {"format": "specdec chat", "schema": 1, "messages": [], "settings": kept}
+        Path("chat.json").write_text(json.dumps(content))
+        for done in (run("/load chat.json\nhi\n"), run("hi\n", "--load", "chat.json")):
+            assert (done.code, len(done.lines)) == (0, 1)
+            assert (
+                "left out, as a file must not name others: ngram-cache, grammar, json-schema; `/set` sets" in done.err
+            )
+            assert re.search("settings of the file: top-k 7(, temperature 0.0)?\n", done.err)
+            assert done.lines != ["no"]
+        assert not Path("made.db").exists()
+        # What the last conversation here had goes on, and an inline schema names no file.
+        run("/set grammar g.gbnf\nhi\n")
+        assert run("hi\n", "--continue").lines == ["no"]
+        content["settings"] = {"json-schema": '{"enum": ["yes"]}'}
+        Path("chat.json").write_text(json.dumps(content))
+        assert run("hi\n", "--load", "chat.json").out == '"yes"\n'
+
+    def test_a_file_with_an_unknown_setting_is_named(self, run: Run) -> None:
+        content = {"format": "specdec chat", "schema": 1, "messages": [], "settings": {"x": 1}}
+        Path("chat.json").write_text(json.dumps(content))
+        assert "cannot load `chat.json`: there is no setting `x`" in run("/load chat.json\n").err
+
+    def test_loading_what_was_with_other_models(self, run: Run, folder: Path) -> None:
+        run("hi\n/save chat.json\n")
+        assert "other models" not in run("/load chat.json\n").err
+        done = run("/load chat.json\n", target="other.gguf")
+        assert f"it was with other models: `/model {folder}/target.gguf` goes on with them" in done.err
+
+    def test_older_turns_come_back(self, run: Run) -> None:
+        many = "".join(f"message number {place}\n" for place in range(8))
+        done = run(f"{many}/undo\n/undo\n/undo\n/undo\n/undo\n", "--ctx", "128", "--no-draft")
+        assert re.search(r"taken back: .*\n(an older turn is|\d older turns are) sent again", done.err)
+        # A larger context takes all of a conversation.
+        run(many, "--ctx", "128", "--no-draft")
+        assert "sent again" in run("and now\n", "--continue", "--no-draft").err
+
+    def test_state_that_cannot_be_written(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr("specdec_cli.cli.repl.keep_last", lambda _transcript: False)
+        done = run("hi\nand again\n")
+        assert (done.code, len(done.lines)) == (0, 2)
+        assert done.err.count("\nthe conversation cannot be kept for `--continue`: ") == 1
+        assert "set SPECDEC_HOME" in done.err
+
+    @pytest.mark.parametrize("where", ["2>&-", "2>/dev/full"])
+    def test_messages_that_cannot_be_written(self, folder: Path, where: str) -> None:
+        words = [sys.executable, "-m", "specdec_cli", "chat", "--target", str(folder / "target.gguf"), "-n", "4"]
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])}
+        command = ["/bin/sh", "-c", f'"$0" "$@" {where}', *words, "--no-draft"]
+        done = subprocess.run(
+            command, env=environment, input=b"hi\nand again\n/show\n", capture_output=True, check=False
+        )
+        assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
+
     def test_json_lines(self, run: Run) -> None:
         records = [json.loads(line) for line in run("hi\nagain\n", "--json").lines]
         assert [record["type"] for record in records if record["type"] in ("start", "end")] == ["start", "end"] * 2
@@ -249,11 +355,14 @@ class TestPipe:
         assert done.err.rstrip().splitlines()[-3].startswith("Error: the con")
 
     def test_thinking(self, run: Run) -> None:
-        shown = run("hi\n", target="thinking.gguf")
-        hidden = run("hi\n", "--hide-thinking", target="thinking.gguf")
+        shown = run("hi\n", "--show-thinking", target="thinking.gguf")
         assert len(shown.out) > 1
-        assert (hidden.code, hidden.out) == (0, "\n")
-        assert "(thinking)\n" in hidden.err
+        assert run("/set hide-thinking off\nhi\n", target="thinking.gguf").out == shown.out
+        # A pipe takes the answer alone.
+        for flags in ((), ("--hide-thinking",)):
+            hidden = run("hi\n", *flags, target="thinking.gguf")
+            assert (hidden.code, hidden.out) == (0, "\n")
+            assert "(thinking)\n" in hidden.err
 
     def test_models_that_cannot_chat(self, run: Run) -> None:
         done = run("hi\n", target="bare.gguf")
@@ -337,9 +446,10 @@ class TestPipe:
     def test_copy(self, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
         assert "no answer to copy" in run("/copy\n").err
         copied: list[str] = []
-        monkeypatch.setattr(clipboard, "copy", lambda text, _terminal: copied.append(text) or "a test")
+        monkeypatch.setattr(clipboard, "copy", lambda text, _terminal: copied.append(text) or "copied by a test")
         done = run("hi\n/copy\n")
         assert copied == [done.lines[0].strip()]
+        assert "\ncopied by a test\n" in done.err
 
 
 # --- settings ----------------------------------------------------------------------------------------------------
@@ -391,10 +501,11 @@ class TestSettings:
     @pytest.mark.parametrize(
         ("name", "text", "message"),
         [
-            ("temperature", "warm", "valid number"),
-            ("top-k", "1.5", "valid integer"),
-            ("drafter", "best", "'best' is not one of"),
-            ("ignore-eos", "maybe", "on or off"),
+            ("temperature", "warm", "temperature must be a number, not `warm`"),
+            ("top-k", "1.5", "top-k must be a whole number, not `1.5`"),
+            ("seed", "x", "seed must be a whole number, not `x`"),
+            ("drafter", "best", "drafter must be one of `auto`, `model`, `ngram`, `none`, not `best`"),
+            ("ignore-eos", "maybe", "ignore-eos is on or off, not `maybe`"),
             ("temprature", "1", "no setting `temprature`"),
             ("ctx", "100", "fixed once the models are loaded"),
             ("", "1", "no setting ``"),
@@ -492,14 +603,19 @@ class TestClipboard:
         script.chmod(0o700)
         monkeypatch.setenv("PATH", f"{tmp_path}:/usr/bin:/bin")
         terminal = Terminal()
-        assert clipboard.copy("grüße", terminal, {"DISPLAY": ":0"}) == "xclip"
+        assert clipboard.copy("grüße", terminal, {"DISPLAY": ":0"}) == "copied by xclip"
         assert (tmp_path / "copied").read_text("utf-8") == "grüße"
         assert terminal.getvalue() == ""
+        script.write_text("#!/bin/sh\nexit 1\n")
+        said = clipboard.copy("a", terminal, {"DISPLAY": ":0", "TERM": "xterm"})
+        assert said.startswith("`xclip` failed; sent to the terminal's clipboard (OSC 52)")
+        with pytest.raises(SpecdecError, match="`xclip` failed; no other way"):
+            clipboard.copy("a", io.StringIO(), {"DISPLAY": ":0"})
 
     def test_terminal(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv("PATH", "")
         terminal = Terminal()
-        assert clipboard.copy("a\ud800", terminal, {"TERM": "xterm"}) == "the terminal"
+        assert clipboard.copy("a\ud800", terminal, {"TERM": "xterm"}).startswith("sent to the terminal's clipboard")
         assert terminal.getvalue() == "\x1b]52;c;YT8=\x07"
         with pytest.raises(SpecdecError, match="clipboard"):
             clipboard.copy("a", terminal, {"TERM": "dumb"})
@@ -516,8 +632,20 @@ def test_editor(tmp_path: Path) -> None:
         edited("a", str(tmp_path / "nowhere"))
     with pytest.raises(SpecdecError, match="ended with 1"):
         edited("a", "false")
+    # Ctrl-C is the editor's.
+    script.write_text('#!/bin/sh\ntrap "echo trapped >> $1" INT\nkill -INT $PPID $$\n')
+    assert edited("a", f"'{script}'") == "a\ntrapped"
+    script.write_text("#!/bin/sh\nkill -INT $$\n")
+    with pytest.raises(SpecdecError, match="ended with -2"):
+        edited("a", f"'{script}'")
     with pytest.raises(SpecdecError, match="cannot run the editor"):
         edited("a", "'")
+
+
+def test_the_editor_that_is_named() -> None:
+    assert editor({"VISUAL": "a", "EDITOR": "b"}) == "a"
+    assert editor({"VISUAL": " ", "EDITOR": "b"}) == "b"
+    assert editor({"EDITOR": ""}) is None
 
 
 # --- on a pseudo-terminal ----------------------------------------------------------------------------------------
@@ -601,6 +729,31 @@ def messages() -> list[str]:
 
 
 class TestTerminal:
+    def test_keys_pressed_while_an_answer_is_written(self, screen: Opened) -> None:
+        chat = screen("-n", "2000", "--ignore-eos", "-t", "0", "--no-draft")
+        chat.ready()
+        chat.send("hello\r")
+        chat.expect(r"2004l\r?\n?[^\r\n]*[\w]{8}")
+        chat.send("/system typed ahead")
+        time.sleep(0.3)
+        chat.key("c")
+        shown = chat.expect(r"\(stopped\)")
+        assert "typed" not in shown
+        assert "^C" not in shown
+        chat.ready()
+        assert "the system message is set" in chat.say("")
+        assert "typed ahead" in chat.say("/show")
+        chat.key("d")
+        assert chat.code() == 0
+
+    def test_bytes_that_the_locale_lacks(self, screen: Opened) -> None:
+        chat = screen("-n", "4", LC_ALL="C", PYTHONUTF8="0", PYTHONIOENCODING="ascii:surrogateescape")
+        chat.ready()
+        chat.say("gr\u00fc\u00dfe")
+        assert messages()[0] == "gr\u00fc\u00dfe"
+        chat.key("d")
+        assert chat.code() == 0
+
     def test_a_conversation(self, screen: Opened, tmp_path: Path) -> None:
         script = tmp_path / "editor"
         script.write_text('#!/bin/sh\nprintf "edited text" > "$1"\n')

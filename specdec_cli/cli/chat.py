@@ -45,14 +45,16 @@ def chat(
         from specdec_cli.cli.chat_settings import Settings
         from specdec_cli.cli.loaded import Loaded
         from specdec_cli.cli.repl import Repl
+        from specdec_cli.transcript import last_path as last_conversation
 
     given = frozenset(name for group in (drafting, sampling, structure, about) for name in opt.given(context, group))
     transcript = _transcript(load, resume=resume)
     settings = Settings(drafting, sampling, structure, about, given)
+    notes: list[str] = []
     if transcript is not None:
         # What the command line says wins over the file.
         kept = {key: value for key, value in transcript.settings.items() if key not in settings.chosen()}
-        settings = settings.with_values(kept)
+        settings, notes = settings.with_file(load or last_conversation(), kept, trusted=resume)
     if plain:
         output = dataclasses.replace(output, color="never")
     is_interactive = sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
@@ -61,7 +63,7 @@ def chat(
     with Loaded(quiet=output.is_silent) as loaded:
         conversation = start.open(loaded)
         reader = _reader(is_interactive=is_interactive, keeps=not no_history)
-        repl = Repl(loaded, conversation, settings, model, output, reader, is_interactive, not no_history)
+        repl = Repl(loaded, conversation, settings, model, output, reader, is_interactive, not no_history, notes)
         return repl.run()
 
 

@@ -57,13 +57,16 @@ class Settings:
         """
         return self.drafting.session_options(choice, model, self.given)
 
-    def chat_settings(self, choice: ModelChoice, model: opt.ModelFlags, target: Path | None) -> ChatSettings:
+    def chat_settings(
+        self, choice: ModelChoice, model: opt.ModelFlags, target: Path | None, *, tells: bool = True
+    ) -> ChatSettings:
         """How to answer.
 
         Args:
             choice: which models.
             model: how they are loaded.
             target: the target's file; None checks without it.
+            tells: say which sampling settings come from the file.
 
         Raises:
             UsageError: a value that cannot be.
@@ -71,7 +74,7 @@ class Settings:
         """
         from specdec_cli.chat import ChatSettings
 
-        params = self.sampling.params() if target is None else self.sampling.params_for(target, self.given)
+        params = self.sampling.params() if target is None else self.sampling.params_for(target, self.given, tells=tells)
         drafting = self.session_options(choice, model).drafting
         return ChatSettings(params, self.structure.structure(), drafting, self.chat.max_tokens, self.chat.on_full)
 
@@ -98,6 +101,36 @@ class Settings:
             words = value if isinstance(value, list) else [str(value).lower() if option.is_flag else str(value)]
             settings = settings._replaced(option.name, _parsed(option, words), is_given=True)
         return settings
+
+    def with_file(
+        self, path: Path, values: Mapping[str, Value], *, trusted: bool = False
+    ) -> tuple[Settings, list[str]]:
+        """What a conversation's file brings, where nothing is chosen yet by the command line.
+
+        A file that came from somewhere else must not decide what is read or written: settings that name files are
+        left out.
+
+        Args:
+            path: the file.
+            values: its settings.
+            trusted: this program wrote it for itself.
+
+        Returns:
+            The settings, and what to tell about them.
+
+        Raises:
+            UsageError: an unknown name, or a value that the option does not take; the message names the file.
+        """
+        left_out = [] if trusted else [name for name, value in values.items() if _names_a_file(name, value)]
+        brought = {name: value for name, value in values.items() if name not in left_out}
+        try:
+            settings = self.with_values(brought)
+        except UsageError as error:
+            raise UsageError(f"cannot load `{path}`: {error.message}", error.hint) from None
+        notes = [f"settings of the file: {', '.join(f'{name} {settings.value(name)}' for name in brought)}"]
+        if left_out:
+            notes.append(f"left out, as a file must not name others: {', '.join(left_out)}; `/set` sets them")
+        return settings, notes if brought else notes[1:]
 
     def with_drafting(self, mode: DraftMode) -> Settings:
         """Drafts in every round, never, or where they pay."""
@@ -210,6 +243,17 @@ def _name(option: Any) -> str:
     return str(next(name for name in option.opts if name.startswith("--"))[2:])
 
 
+def _names_a_file(name: str, value: Value) -> bool:
+    from specdec_cli.constraint import is_inline_schema
+
+    option = _options().get(name)
+    if option is None:
+        return False
+    if option.name == "json_schema":
+        return not is_inline_schema(str(value))
+    return Path in get_args(get_type_hints(_GROUPS[_group_of(option.name)])[option.name])
+
+
 def _group_of(field: str) -> str:
     return next(name for name, kind in _GROUPS.items() if field in kind.__dataclass_fields__)
 
@@ -228,16 +272,26 @@ def _parsed(option: Any, words: list[str]) -> Settings:
     if option.is_flag:
         [word] = words
         if word not in (*_TRUE, *_FALSE):
-            raise UsageError(f"{name} is on or off, not `{word}`")
-        arguments = [name] if word in _TRUE else []
+            raise UsageError(f"{name[2:]} is on or off, not `{word}`")
+        arguments = [name] if word in _TRUE else option.secondary_opts[:1]
     else:
         arguments = [f"{name}={word}" for word in words]
     try:
         parsed = _command().main(arguments, prog_name="/set", standalone_mode=False)
     except parse_error() as error:
-        raise UsageError(error.format_message().rstrip(".")) from None
+        raise UsageError(_refusal(option, words) or error.format_message().rstrip(".")) from None
     assert isinstance(parsed, Settings)
     return parsed
+
+
+def _refusal(option: Any, words: list[str]) -> str:
+    """What the option takes, in the words of this program; empty where its own check says so."""
+    name, given = _name(option), " ".join(words)
+    kind = get_type_hints(_GROUPS[_group_of(option.name)])[option.name]
+    if choices := values_of(name):
+        return f"{name} must be one of {', '.join(f'`{choice}`' for choice in choices)}, not `{given}`"
+    wanted = {int: "a whole number", float: "a number"}.get(next(iter(get_args(kind)), kind))
+    return f"{name} must be {wanted}, not `{given}`" if wanted else ""
 
 
 def draft_modes() -> tuple[str, ...]:

@@ -25,20 +25,24 @@ def copy(text: str, terminal: TextIO, environ: Mapping[str, str] = os.environ) -
         environ: says which display there is.
 
     Returns:
-        What did it.
+        What was done.
 
     Raises:
         SpecdecError: nothing could.
     """
     data = text.encode("utf-8", "replace")
+    failed = ""
     for command in _tools(environ):
-        if shutil.which(command[0]) and _ran(command, data):
-            return command[0]
+        if shutil.which(command[0]):
+            if _ran(command, data):
+                return f"copied by {command[0]}"
+            failed += f"`{command[0]}` failed; "
     if terminal.isatty() and environ.get("TERM") != "dumb" and len(data) <= _MAX_OSC_BYTES:
         terminal.write(f"\x1b]52;c;{base64.b64encode(data).decode()}\x07")
         terminal.flush()
-        return "the terminal"
-    raise SpecdecError("no way to the clipboard was found", "install xclip, xsel or wl-clipboard, or use `/save FILE`")
+        return f"{failed}sent to the terminal's clipboard (OSC 52); not every terminal takes it"
+    message = f"{failed}no other way to the clipboard was found" if failed else "no way to the clipboard was found"
+    raise SpecdecError(message, "install xclip, xsel or wl-clipboard, or use `/save FILE`")
 
 
 def _tools(environ: Mapping[str, str]) -> Iterator[list[str]]:

@@ -6,7 +6,7 @@ import difflib
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, cast
@@ -86,7 +86,8 @@ class Commands:
         command = COMMANDS.get(name)
         if command is None:
             close = difflib.get_close_matches(name, [*COMMANDS, *_ALIASES], n=3, cutoff=0.5)
-            listed = f"perhaps {joined(f'/{match}' for match in close)}" if close else "`/help` lists them"
+            names = dict.fromkeys(_ALIASES.get(match, match) for match in close)
+            listed = f"perhaps {joined(f'/{match}' for match in names)}" if close else "`/help` lists them"
             raise UsageError(f"there is no command `/{name}`", f"{listed}; behind a space it is a message")
         if argument and not command.argument:
             raise UsageError(f"`/{name}` takes nothing behind it, not `{argument}`")
@@ -113,9 +114,11 @@ class Commands:
         self._repl.answer(self._repl.chat.retry)
 
     def _undo(self, _argument: str) -> None:
+        num_dropped = self._repl.chat.num_dropped
         message = self._repl.chat.undo()
         self._repl.keep()
         self._repl.note(f"taken back: {shortened(message)}")
+        self._repl.tell_dropped(num_dropped)
 
     def _edit(self, argument: str) -> None:
         last = self._repl.chat.last_message
@@ -149,7 +152,12 @@ class Commands:
         elif not value.strip():
             self._table([(name, settings.value(name))])
         else:
-            self._repl.change(settings.with_value(name, value.strip()))
+            try:
+                self._repl.change(settings.with_value(name, value.strip()))
+            except UsageError as error:
+                # Help of the command line is of no use inside a conversation.
+                hint = "`/set` shows all settings" if not error.hint or "--help" in error.hint else error.hint
+                raise UsageError(error.message.removeprefix("--"), hint) from None
             self._repl.note(f"{name} {self._repl.settings.value(name)}")
 
     def _draft(self, argument: str) -> None:
@@ -165,7 +173,7 @@ class Commands:
 
     def _stats(self, _argument: str) -> None:
         chat = self._repl.chat
-        self._repl.say(session_text(sys.stderr, self._repl.color, chat.stats, len(chat.answers)))
+        self._repl.say(session_text(sys.stderr, self._repl.color, chat.stats, chat.num_answers))
 
     def _save(self, argument: str) -> None:
         path = _path(argument)
@@ -175,11 +183,15 @@ class Commands:
     def _load(self, argument: str) -> None:
         path = _path(argument)
         transcript = read_transcript(path)
-        self._repl.change(self._repl.settings.with_values(transcript.settings))
+        settings, notes = self._repl.settings.with_file(path, transcript.settings)
+        self._repl.change(settings)
         self._repl.chat.replace(transcript.turns, transcript.system, transcript.num_dropped)
         self._repl.note(f"loaded {path}, {counted(len(transcript.turns))}")
-        if transcript.pair and transcript.pair != self._repl.loaded.choice.pair:
-            self._repl.note(f"it was with other models: `/model {transcript.pair}` goes on with them")
+        for text in notes:
+            self._repl.note(text)
+        names = transcript.pair, transcript.target, transcript.draft
+        if any(names) and names != self._repl.loaded.names:
+            self._repl.note(f"it was with other models: {_way_to(names)} goes on with them")
 
     def _file(self, argument: str) -> None:
         path = _path(argument)
@@ -187,7 +199,8 @@ class Commands:
         if "\0" in text:
             raise UsageError(f"`{path}` is not a text file", "`/file PATH` takes a text file")
         self._repl.attached.append(quoted(path.name, text))
-        self._repl.note(f"{path.name}, {len(text.splitlines())} lines, goes in front of the next message")
+        num = len(text.splitlines())
+        self._repl.note(f"{path.name}, {num} {'line' if num == 1 else 'lines'}, goes in front of the next message")
 
     def _model(self, argument: str) -> None:
         if argument:
@@ -198,8 +211,7 @@ class Commands:
         turns = self._repl.chat.turns
         if not turns:
             raise UsageError("there is no answer to copy")
-        how = clipboard.copy(without_thinking(turns[-1].answer).strip(), sys.stderr)
-        self._repl.note(f"copied by {how}")
+        self._repl.note(clipboard.copy(without_thinking(turns[-1].answer).strip(), sys.stderr))
 
     def _table(self, rows: list[tuple[str, str]]) -> None:
         self._repl.say(table_text(sys.stderr, self._repl.color, rows))
@@ -220,6 +232,15 @@ def shortened(message: str) -> str:
 def counted(num_turns: int) -> str:
     """Turns, in words."""
     return f"{num_turns} message and its answer" if num_turns == 1 else f"{num_turns} messages and their answers"
+
+
+def _way_to(names: Sequence[str | None]) -> str:
+    """What loads these models; a draft model can be named on the command line alone."""
+    pair, target, draft = names
+    if draft is None and (pair is None or target is None):
+        return f"`/model {pair or target}`"
+    flags = (f"--target {target}" if target else "", f"--draft {draft}" if draft else "")
+    return f"`{' '.join(word for word in ('specdec chat', pair, *flags) if word)}`"
 
 
 def _path(argument: str) -> Path:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from specdec_cli.cli import options as opt
-from specdec_cli.cli.defaults import converted, known_options, origin_of
+from specdec_cli.cli.defaults import converted, known_options, names_a_file, origin_of, setting_aliases
 from specdec_cli.errors import ModelMissingError, SpecdecError, UsageError
 
 if TYPE_CHECKING:
@@ -39,11 +39,13 @@ def show(
     color: opt.ColorOption = "auto",
 ) -> None:
     """Print the value of every option of `specdec run` when no flag is given, and where it comes from."""
-    from specdec_cli.config import config_file
+    from specdec_cli.config import config_file, unknown_pairs
     from specdec_cli.render.config import config_document, print_config
 
     wanted = None if name is None else _known_name(name)
     values = [value for value in effective_values() if wanted in (None, value.name)]
+    for mistake in unknown_pairs():
+        typer.echo(f"Warning: {mistake}", err=True)
     if as_json:
         typer.echo(json.dumps({"schema": SCHEMA, **config_document(values, config_file())}, indent=2))
     else:
@@ -63,17 +65,19 @@ def set_value(
 ) -> None:
     """Make a value the default of an option, in `run`, `bench`, `check` and wherever else there is this option."""
     from specdec_cli.config import option_name, save_setting
+    from specdec_cli.render.config import without_secrets
 
     if unset:
         if values:
             raise UsageError("--unset takes no value", f"`specdec config set {name} --unset`")
-        typer.echo(f"removed {name} from {save_setting(option_name(name), None)}", err=True)
+        typer.echo(f"removed {name} from {save_setting(option_name(name), None, setting_aliases())}", err=True)
         return
     name = _known_name(name)
     if not values:
         raise UsageError(f"there is no value for `{name}`", f"`specdec config set {name} VALUE`, or `--unset`")
     value = checked_value(name, values)
-    typer.echo(f"{name} = {json.dumps(value, ensure_ascii=False)}, in {save_setting(name, value)}", err=True)
+    path = save_setting(name, value, setting_aliases())
+    typer.echo(f"{name} = {json.dumps(without_secrets(value), ensure_ascii=False)}, in {path}", err=True)
     _warn(name)
 
 
@@ -93,12 +97,11 @@ def _known_name(name: str) -> str:
     """
     import difflib
 
-    from specdec_cli.cli.command import ALIASES
     from specdec_cli.config import option_name
 
     plain = option_name(name)
     known = known_options()
-    wanted = ALIASES.get(f"--{plain}", f"--{plain}").removeprefix("--")
+    wanted = setting_aliases().get(plain, plain)
     if wanted not in known:
         close = difflib.get_close_matches(plain, list(known), n=1, cutoff=0.5)
         guess = f"; did you mean `{close[0]}`?" if close else ""
@@ -127,20 +130,23 @@ def checked_value(name: str, texts: list[str]) -> Any:
         # In a context of its own: the present file may be what is wrong.
         value = converted(option, texts if option.multiple else texts[0], command.context_class(command))
     except typer.BadParameter as error:
-        message = f"`{name}` cannot be `{' '.join(texts)}`: {error.message}"
+        from specdec_cli.sources import scrub
+
+        message = scrub(f"`{name}` cannot be `{' '.join(texts)}`: {error.message}")
         raise UsageError(message, "see `specdec run --help`") from None
+    if name == "pair":
+        from specdec_cli.choice import choose_models
+
+        choose_models(value, None, None)
     _check(option.name, value)
     # The same file from wherever specdec is called.
-    return _plain(name, value.expanduser().absolute() if isinstance(value, Path) else value)
+    is_file = isinstance(value, str | Path) and names_a_file(option, str(value))
+    return _plain(name, Path(value).expanduser().absolute() if is_file else value)
 
 
 def _check(field: str, value: Any) -> None:
     """What happens to the value in a command, before anything is loaded."""
-    if field == "pair":
-        from specdec_cli.choice import choose_models
-
-        choose_models(value, None, None)
-    elif field == "max_tokens":
+    if field == "max_tokens":
         opt.require_positive(("--max-tokens", value), command="run")
     for group in (opt.ModelFlags(), opt.DraftingFlags(), opt.SamplingFlags(), opt.StructureFlags()):
         if hasattr(group, field):
@@ -189,10 +195,20 @@ def effective_values() -> list[Value]:
     for name, option in known_options().items():
         value = context.params[option.name]
         where = origin_of(context, option)
+        if where:
+            _check_set(option.name, value, where)
         origin: Origin = "default" if not where else "environment" if where == option.envvar else "config"
         note = option.show_default if isinstance(option.show_default, str) else ""
         values.append(Value(name, _plain(name, value), origin, where, note))
     return _with_pair(values, context)
+
+
+def _check_set(field: str, value: Any, where: str) -> None:
+    """What the flag's type lets through and a command refuses."""
+    try:
+        _check(field, value)
+    except UsageError as error:
+        raise UsageError(error.message, f"it is set by {where}") from None
 
 
 def _plain(name: str, value: Any) -> Any:

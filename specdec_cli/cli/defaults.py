@@ -78,7 +78,7 @@ def read_settings(command: Any) -> dict[str, Setting]:
     if not config_file().exists():
         return {}
     names = {parameter.name: name for parameter in command.params if (name := setting_name(parameter))}
-    found = load_settings(known_options()) if names else {}
+    found = load_settings(known_options(), setting_aliases()) if names else {}
     return {parameter: found[name] for parameter, name in names.items() if name in found}
 
 
@@ -89,6 +89,14 @@ def known_options() -> Mapping[str, Any]:
 
     options = [parameter for parameter in COMMANDS["run"].load("run").params if parameter.param_type_name == "option"]
     return {_long_name(option): option for option in options if option.name not in _NOT_SETTINGS}
+
+
+def setting_aliases() -> Mapping[str, str]:
+    """Other names that an option may have in the config -> its name: llama.cpp's long flags."""
+    from specdec_cli.cli.command import ALIASES
+
+    names = {alias.removeprefix("--"): name.removeprefix("--") for alias, name in ALIASES.items() if alias[1] == "-"}
+    return {alias: name for alias, name in names.items() if alias not in known_options()}
 
 
 def setting_name(parameter: Any) -> str | None:
@@ -115,22 +123,35 @@ def given_text(parameter: Any, setting: Setting, context: Any) -> str | list[str
     values = value if isinstance(value, list) else [value]
     try:
         if is_flag != isinstance(value, bool):
-            raise typer.BadParameter("it is true or false" if is_flag else "it is not true or false")
+            raise typer.BadParameter("it must be true or false" if is_flag else "it takes a value, not true or false")
         if isinstance(value, dict) or (len(values) != 1 and not parameter.multiple):
-            raise typer.BadParameter("it is one value")
+            raise typer.BadParameter("it takes one value")
         texts = [_expanded(str(value), parameter) for value in values]
         text = texts if parameter.multiple else texts[0]
         converted(parameter, text, context)
     except typer.BadParameter as error:
         name = setting_name(parameter)
         hint = f"correct the file, or `specdec config set {name} --unset`"
-        raise UsageError(f"{setting.where}: `{name}` cannot be `{value}`: {error.message}", hint) from None
+        from specdec_cli.sources import scrub
+
+        # As TOML spells it.
+        shown = str(value).lower() if isinstance(value, bool) else scrub(str(value))
+        raise UsageError(f"{setting.where}: `{name}` cannot be `{shown}`: {scrub(error.message)}", hint) from None
     return text
 
 
 def _expanded(text: str, parameter: Any) -> str:
     """No shell has seen the file."""
-    return str(Path(text).expanduser()) if parameter.type_descriptor.is_path else text
+    return str(Path(text).expanduser()) if names_a_file(parameter, text) else text
+
+
+def names_a_file(parameter: Any, text: str) -> bool:
+    """Whether a value is a path; models may be named by a source or a known name too."""
+    if parameter.name not in {"target", "draft"}:
+        return bool(parameter.type_descriptor.is_path)
+    from specdec_cli.choice import is_known, is_source
+
+    return not (is_source(text) or is_known(text))
 
 
 def converted(parameter: Any, text: str | list[str], context: Any) -> Any:

@@ -30,7 +30,7 @@ def doctor(
 ) -> int:
     """Look at library, devices, files and network, measure the pair, and say what speed-up to expect here."""
     with status(sys.stderr, "Looking", quiet=as_json):
-        from specdec_cli.render.doctor import doctor_document, is_usable, print_finding, print_measurement
+        from specdec_cli.render.doctor import doctor_document, print_finding, print_measurement
 
     pair = opt.one_pair(name, model.pair)
     findings: list[Finding] = []
@@ -45,12 +45,13 @@ def doctor(
     if files is not None and not no_measure and not _is_broken(findings):
         measured = _measure(files, model, findings, quiet=as_json)
     if as_json:
-        typer.echo(json.dumps(doctor_document(findings, measured), indent=2))
+        models = [model.target, model.draft, *([files.target, files.draft] if files else [])]
+        typer.echo(json.dumps(doctor_document(findings, measured, models), indent=2))
     elif measured is not None:
         print_measurement(measured, sys.stdout, color)
     elif findings[-1].name == "measure":
         print_finding(findings[-1], sys.stdout, color)
-    return ExitCode.OK if is_usable(findings) else ExitCode.FAILURE
+    return next((finding.exit_code for finding in findings if finding.status == "problem"), ExitCode.OK)
 
 
 def _look(
@@ -114,5 +115,5 @@ def _measure(files: LocalPair, model: opt.ModelFlags, findings: list[Finding], *
         with interrupt.stop_on_sigint(), status(sys.stderr, f"Measuring {files.target.name}", quiet=quiet):
             return measure(files, options)
     except SpecdecError as error:
-        findings.append(Finding("measure", "warning", error.message, error.hint))
+        findings.append(Finding.of_error("measure", error))
         return None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import signal
 import subprocess
 import tempfile
-from collections.abc import Mapping
+import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from specdec_cli.cli.prompt import read_file
@@ -15,7 +18,23 @@ from specdec_cli.errors import SpecdecError
 
 def editor(environ: Mapping[str, str] = os.environ) -> str | None:
     """The editor that the user named, if any."""
-    return environ.get("VISUAL") or environ.get("EDITOR")
+    return next((found for name in ("VISUAL", "EDITOR") if (found := environ.get(name, "").strip())), None)
+
+
+@contextlib.contextmanager
+def _sigint_is_its_own() -> Iterator[None]:
+    """Ctrl-C reaches everyone on the terminal: what it means now is for the editor to say.
+
+    A handler that does nothing, because an ignored signal would be ignored by the editor as well.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    handler = signal.signal(signal.SIGINT, lambda _signal, _frame: None)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, handler)
 
 
 def edited(text: str, command: str) -> str:
@@ -28,7 +47,8 @@ def edited(text: str, command: str) -> str:
         path = Path(folder) / "message.md"
         path.write_bytes(text.encode("utf-8", "replace") + b"\n")
         try:
-            done = subprocess.run([*shlex.split(command), str(path)], check=False)
+            with _sigint_is_its_own():
+                done = subprocess.run([*shlex.split(command), str(path)], check=False)
         except (OSError, ValueError) as error:
             reason = getattr(error, "strerror", None) or error
             raise SpecdecError(f"cannot run the editor `{command}`: {reason}", "set $VISUAL or $EDITOR") from None

@@ -139,7 +139,7 @@ class Job:
     seed_drawn: bool = False
 
     def __post_init__(self) -> None:
-        self.seed_drawn = self.params.seed is None and not self.params.is_greedy
+        self.seed_drawn = self.params.seed is None
         self.params = with_seed(self.params)
 
     def run(self, view: View, *, compare: bool) -> int:

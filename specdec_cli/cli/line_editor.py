@@ -55,7 +55,15 @@ class LineEditor:
 
     def read(self, default: str = "") -> str:
         """The next message."""
-        return unquoted(self._session.prompt(default=default))
+        return unquoted(_with_characters(self._session.prompt(default=default)))
+
+
+def _with_characters(text: str) -> str:
+    """The text with bytes that the locale's encoding lacks, which come as surrogates, read as UTF-8 or replaced."""
+    try:
+        return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode("utf-8")
 
 
 class _Completer(Completer):

@@ -65,16 +65,18 @@ class Loaded:
     @property
     def names(self) -> tuple[str | None, str | None, str | None]:
         """What was asked for: the pair, and what was named instead of it or of a part of it."""
-        return self.choice.pair, _named(self.choice.target), _named(self.choice.draft)
+        pair = load_registry().pairs.get(self.choice.pair or "")
+        own = (pair.target, pair.draft) if pair else (None, None)
+        return self.choice.pair, _named(self.choice.target, own[0]), _named(self.choice.draft, own[1])
 
 
-def _named(model: Path | ModelSpec | None) -> str | None:
-    """How a model is named on the command line; None for one that a pair names."""
+def _named(model: Path | ModelSpec | None, own: ModelSpec | None) -> str | None:
+    """How a model is named on the command line; None for the pair's `own` one."""
     if isinstance(model, Path):
         return str(model.absolute())
-    if model is None or load_registry().models.get(model.name) == model:
+    if model is None or model == own:
         return None
-    return scrub(model.sources[0])
+    return model.name if load_registry().models.get(model.name) == model else scrub(model.sources[0])
 
 
 def describe(error: SpecdecError) -> str:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import json
 import os
 import sys
+from contextlib import suppress
 from dataclasses import replace
+from functools import cache
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from specdec_cli.cli import options as opt
-from specdec_cli.errors import ExitCode, UsageError
+from specdec_cli.errors import ExitCode, SpecdecError, UsageError
 from specdec_cli.registry import ModelSpec, Pair, Registry, load_registry, own_file
 
 if TYPE_CHECKING:
     from specdec_cli.compatibility import Compatibility
+    from specdec_cli.gguf import Header
     from specdec_cli.local_files import LocalModel
     from specdec_cli.matching import Candidate, Measured
     from specdec_cli.removal import Removal
@@ -36,7 +40,7 @@ NameArgument = Annotated[
     typer.Argument(metavar="NAME", help="pair, or one model", autocompletion=opt.complete_name, show_default=False),
 ]
 NewNameArgument = Annotated[str, typer.Argument(metavar="NAME", help="of the pair", show_default=False)]
-_FILE = ".gguf file, or the name of a pair or model that is on this machine"
+_FILE = ".gguf file, or a source or the name of a pair or model that is on this machine"
 TargetArgument = Annotated[
     str,
     typer.Argument(metavar="TARGET", help=f"target: {_FILE}", autocompletion=opt.complete_name, show_default=False),
@@ -66,13 +70,12 @@ def models(context: typer.Context, installed: InstalledOption = False, as_json: 
             raise UsageError(f"{flag} belongs behind `{context.invoked_subcommand}`", "see `specdec models --help`")
         return
     registry = load_registry()
-    pairs = [_pair_document(pair) for pair in registry.pairs.values()]
+    free = _free()
+    pairs = [_pair_document(pair, free) for pair in registry.pairs.values()]
     if installed:
         pairs = [pair for pair in pairs if all(pair["installed"].values())]
     if as_json:
-        from specdec_cli.estimates import machine_memory
-
-        own = {"default": registry.default, "own_file": str(own_file()), "memory_bytes": machine_memory()}
+        own = {"default": registry.default, "own_file": str(own_file()), "memory_bytes": free}
         _print_json({**own, "pairs": pairs})
         return
     from specdec_cli.render.models import pair_row, print_table
@@ -89,7 +92,7 @@ def show(name: NameArgument, as_json: JsonOption = False) -> None:
     registry = load_registry()
     found = registry.find(name)
     if isinstance(found, Pair):
-        document = {**_pair_document(found), "target": _model_document(registry, found.target)}
+        document = {**_pair_document(found, _free()), "target": _model_document(registry, found.target)}
         document["draft"] = _model_document(registry, found.draft)
     else:
         document = _model_document(registry, found)
@@ -237,15 +240,15 @@ def _print_json(document: dict[str, Any]) -> None:
     typer.echo(json.dumps({"schema": SCHEMA, **document}, indent=2))
 
 
-def _pair_document(pair: Pair) -> dict[str, Any]:
-    from specdec_cli.estimates import cost_ratio, machine_memory, memory_needed, objection
+def _pair_document(pair: Pair, free: int) -> dict[str, Any]:
+    from specdec_cli.estimates import cost_ratio, objection
     from specdec_cli.local_files import sized
     from specdec_cli.sources import locate
 
     paths = locate(pair.target), locate(pair.draft)
     target, draft = sized(pair.target, paths[0]), sized(pair.draft, paths[1])
     size = replace(pair, target=target, draft=draft).size
-    memory = None if size is None else memory_needed(size)
+    memory = _needed(*paths, size)
     ratio = cost_ratio(target, draft)
     reason = pair.reason or objection(ratio)
     return {
@@ -255,7 +258,7 @@ def _pair_document(pair: Pair) -> dict[str, Any]:
         "size_bytes": size,
         "installed": {"target": paths[0] is not None, "draft": paths[1] is not None},
         "memory_bytes": memory,
-        "fits": None if memory is None else memory <= machine_memory(),
+        "fits": None if memory is None else memory <= free,
         "cost_ratio": ratio,
         "recommended": not reason,
         "reason": reason,
@@ -266,9 +269,37 @@ def _pair_document(pair: Pair) -> dict[str, Any]:
     }
 
 
+def _free() -> int:
+    """Bytes of memory that can be had; those of GPUs are not asked for, which would take llama.cpp."""
+    from specdec_cli.memory import available
+
+    return available().ram
+
+
+def _needed(target: Path | None, draft: Path | None, size: int | None) -> int | None:
+    """Bytes that a pair takes: as `specdec run` reckons with its files, else by their size; None when not known."""
+    from specdec_cli.estimates import memory_needed
+    from specdec_cli.memory import LEAST_CTX, estimate, max_ctx
+
+    # A file that is none is told when it is used.
+    with suppress(SpecdecError):
+        if target is not None and draft is not None:
+            headers = _headers(target), _headers(draft)
+            return estimate(*headers, min(LEAST_CTX, max_ctx(headers[0]))).needed
+    return None if size is None else memory_needed(size)
+
+
+@cache
+def _headers(path: Path) -> tuple[Header, ...]:
+    """Read once, however many pairs have the file."""
+    from specdec_cli.gguf import check_header
+
+    return check_header(path)
+
+
 def _model_document(registry: Registry, spec: ModelSpec) -> dict[str, Any]:
     from specdec_cli.local_files import sized
-    from specdec_cli.sources import locate
+    from specdec_cli.sources import locate, scrub
 
     found = locate(spec)
     return {
@@ -284,17 +315,16 @@ def _model_document(registry: Registry, spec: ModelSpec) -> dict[str, Any]:
         "gated": spec.gated,
         "verified": spec.verified,
         "note": spec.note,
-        "sources": list(spec.sources),
+        "sources": [scrub(source) for source in spec.sources],
         "path": None if found is None else str(found),
         "pairs": [pair.name for pair in registry.pairs_with(spec.name)],
     }
 
 
 def _check_document(target: Measured, draft: Measured, found: Compatibility) -> dict[str, Any]:
-    from specdec_cli.estimates import machine_memory, memory_needed
     from specdec_cli.matching import note_on, ratio, translation
 
-    memory, cost = memory_needed(target.size + draft.size), ratio(target, draft)
+    memory, cost = _needed(target.path, draft.path, target.size + draft.size), ratio(target, draft)
     return {
         "target": _side_document(target),
         "draft": _side_document(draft),
@@ -308,7 +338,7 @@ def _check_document(target: Measured, draft: Measured, found: Compatibility) -> 
                         for item in found.differences],
         "cost_ratio": cost,
         "memory_bytes": memory,
-        "fits": memory <= machine_memory(),
+        "fits": memory is not None and memory <= _free(),
     }  # fmt: skip
 
 

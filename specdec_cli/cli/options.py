@@ -80,7 +80,11 @@ CompareOption = Annotated[
 ]
 TargetOption = Annotated[
     str | None,
-    _model("--target", metavar="MODEL", help="target: a .gguf file, `hf:OWNER/REPO[:QUANT]`, `url:…` or `pypi:…`"),
+    _model(
+        "--target",
+        metavar="MODEL",
+        help="target: a .gguf file, `hf:OWNER/REPO[:QUANT]`, `url:…`, `pypi:…`, or a known model",
+    ),
 ]
 DraftOption = Annotated[
     str | None, _model("--draft", "-d", metavar="MODEL", help="draft model, named in the same ways")
@@ -112,7 +116,9 @@ class ModelFlags:
     offline: OfflineOption = False
     ctx: Annotated[
         int | None,
-        _model("--ctx", metavar="TOKENS", help="context size", show_default="what prompt and answer need"),
+        _model(
+            "--ctx", metavar="TOKENS", help="context size", show_default="what prompt and answer need; 8192 in chat"
+        ),
     ] = None
     gpu_layers: Annotated[
         int | None,
@@ -352,12 +358,13 @@ class SamplingFlags:
         del values["sampler_defaults"]
         return SamplingParams(**values)
 
-    def params_for(self, target: Path, given: Collection[str]) -> SamplingParams:
+    def params_for(self, target: Path, given: Collection[str], *, tells: bool = True) -> SamplingParams:
         """The settings for one model, read from its file without loading the weights; says what the file decided.
 
         Args:
             target: the target's file.
             given: fields that the user chose.
+            tells: say it.
 
         Raises:
             UsageError: a value outside its range, or a bias on an unknown token.
@@ -376,7 +383,8 @@ class SamplingFlags:
             if self.sampler_defaults == "model":
                 params, found = with_model_defaults(params, model, given)
                 listed = ", ".join(f"{name.replace('_', '-')} {value:g}" for name, value in found.items())
-                typer.echo(f"sampling settings of the model: {listed or 'none'}", err=True)
+                if tells:
+                    typer.echo(f"sampling settings of the model: {listed or 'none'}", err=True)
         return params
 
 
@@ -456,7 +464,14 @@ class ChatFlags:
             "--on-full", help="when the context is full: drop the oldest turns, stop the answer, or end with an error"
         ),
     ] = "drop"
-    hide_thinking: Annotated[bool, _chat("--hide-thinking", help="do not show what a reasoning model thinks")] = False
+    hide_thinking: Annotated[
+        bool | None,
+        _chat(
+            "--hide-thinking/--show-thinking",
+            help="leave out or show what a reasoning model thinks",
+            show_default="shown on a terminal, left out elsewhere",
+        ),
+    ] = None
 
 
 def with_flag_groups(command: Callable[..., Any]) -> Callable[..., Any]:

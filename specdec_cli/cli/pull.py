@@ -46,9 +46,17 @@ def pull_models(choice: ModelChoice, *, offline: bool = False, quiet: bool = Fal
     from dataclasses import replace
 
     from specdec_cli.choice import fetch_files
+    from specdec_cli.gguf import check_header
     from specdec_cli.sources import resolve, verify
+    from specdec_cli.split import check_path
 
+    for model in (choice.target, choice.draft):
+        if isinstance(model, Path):
+            # Nothing will be fetched for these: what a run would refuse is refused here.
+            check_path(model)
+            check_header(model)
     progress = _progress(quiet)
+    before = _stamps(choice)
 
     def resolved(model: Path | ModelSpec) -> Path | ModelSpec:
         return model if isinstance(model, Path) else resolve(model, offline=offline, progress=progress, refresh=True)
@@ -58,11 +66,20 @@ def pull_models(choice: ModelChoice, *, offline: bool = False, quiet: bool = Fal
     models = [choice.target] if draft is None else [choice.target, draft]
     # A file that is damaged is found here, and removed.
     present = [verify(model) is not None for model in models if isinstance(model, ModelSpec)]
-    if present and all(present) and not quiet:
+    if present and all(present) and _stamps(choice) == before and not quiet:
         typer.echo(f"{choice.name}: already there", err=True)
     paths = [path for path in fetch_files(choice, offline=offline, progress=progress) if path is not None]
     known = [model.sha256 if isinstance(model, ModelSpec) else None for model in models]
     return list(zip(paths, known, strict=True))
+
+
+def _stamps(choice: ModelChoice) -> list[int | None]:
+    """When the files were written that are here."""
+    from specdec_cli.sources import locate
+
+    models = (choice.target, choice.draft)
+    found = [locate(model) if isinstance(model, ModelSpec) else None for model in models]
+    return [path.stat().st_mtime_ns if path else None for path in found]
 
 
 def _progress(quiet: bool) -> Progress:

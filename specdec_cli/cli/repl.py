@@ -6,21 +6,24 @@ import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from specdec_cli import interrupt
+from specdec_cli import interrupt, paths
 from specdec_cli.chat import Chat
 from specdec_cli.choice import ModelChoice, choose_models, fetch_files
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.chat_settings import Settings
 from specdec_cli.cli.commands import Commands, counted, shortened, split_command
 from specdec_cli.cli.job import View, answer_info, hint_at_tuning, method_line, warn_of_ngrams
+from specdec_cli.cli.keys import unseen_keys
 from specdec_cli.cli.lines import Reader
 from specdec_cli.cli.loaded import Loaded, describe
 from specdec_cli.errors import ContextFullError, ExitCode, SpecdecError, UsageError
+from specdec_cli.files import expanded
 from specdec_cli.gguf import check_header
+from specdec_cli.registry import load_registry
 from specdec_cli.render import ColorMode, Renderer
 from specdec_cli.render.progress import make_progress
 from specdec_cli.render.sink import TextSink
@@ -45,6 +48,7 @@ class Repl:
         reader: where messages come from.
         is_interactive: someone sits there; a pipe has no banner, no editor, and ends at Ctrl-C.
         keeps: write the conversation after every turn, for `--continue`.
+        notes: what to tell first.
         attached: files' texts for the next message.
     """
 
@@ -56,6 +60,7 @@ class Repl:
     reader: Reader
     is_interactive: bool
     keeps: bool
+    notes: Sequence[str] = ()
     attached: list[str] = field(default_factory=list)
     _view: View = field(init=False)
     _renderer: Renderer = field(init=False)
@@ -104,6 +109,8 @@ class Repl:
         self._tell_method()
         if self.chat.turns:
             self.note(f"{counted(len(self.chat.turns))} so far; the last one: {shortened(self.chat.turns[-1].user)}")
+        for text in self.notes:
+            self.note(text)
 
     def _tell_method(self) -> None:
         """How drafts of another tokenizer are translated, when that is new."""
@@ -145,17 +152,21 @@ class Repl:
             self.say(describe(error))
 
     def answer(self, begin: Callable[[], Iterator[Event]]) -> None:
-        """Show an answer; Ctrl-C ends it and keeps what there is.
+        """Show an answer; Ctrl-C ends it and keeps what there is, also of what is typed meanwhile.
 
         Raises:
             ContextFullError: the message does not fit.
             SpecdecError: the models failed; what they said is kept.
             KeyboardInterrupt: Ctrl-C in a pipe, or a second one.
         """
+        with unseen_keys(sys.stdin if self.is_interactive else None):
+            self._answer(begin)
+
+    def _answer(self, begin: Callable[[], Iterator[Event]]) -> None:
         num_dropped, num_answers, shown, stopped = self.chat.num_dropped, len(self.chat.answers), False, False
         try:
             with interrupt.stop_on_sigint(), contextlib.closing(begin()) as events:  # type: ignore[type-var]
-                num_dropped = self._tell_dropped(num_dropped)
+                num_dropped = self.tell_dropped(num_dropped)
                 self._renderer.start(self._info())
                 shown = True
                 for event in events:
@@ -167,10 +178,10 @@ class Repl:
                 self._renderer.end_text()
             raise
         finally:
-            if len(self.chat.answers) > num_answers:
-                self.keep()
+            is_kept = len(self.chat.answers) == num_answers or self._is_kept()
         self._end(stopped=stopped, shown=shown and len(self.chat.answers) > num_answers)
-        self._tell_dropped(num_dropped)
+        self._tell_kept(is_kept)
+        self.tell_dropped(num_dropped)
         if stopped and not self.is_interactive:
             raise KeyboardInterrupt
         self._is_stopping = False
@@ -196,24 +207,34 @@ class Repl:
 
     def _info(self) -> dict[str, object]:
         chat = self.chat
-        drawn = chat.settings.sampling.seed is None and not chat.params.is_greedy
+        drawn = chat.settings.sampling.seed is None
         session, pair = self.loaded.session, self.loaded.choice.pair
         structure = chat.settings.structure
         info = answer_info(session, pair, chat.params, structure, seed_drawn=drawn, drafting=chat.drafting)
         return {**info, "thinking": chat.opens_thinking}
 
-    def _tell_dropped(self, before: int) -> int:
+    def tell_dropped(self, before: int) -> int:
+        """Say what has changed since so many turns were no longer sent; how many are not now."""
         num = self.chat.num_dropped - before
-        if num > 0:
+        if num < 0 and self.chat.turns:
+            self.note("an older turn is sent again" if num == -1 else f"{-num} older turns are sent again")
+        elif num > 0:
             turns = "the oldest turn is" if num == 1 else f"the {num} oldest turns are"
             self.note(f"the context of {self.chat.num_ctx} tokens is full: {turns} no longer sent")
         return self.chat.num_dropped
 
     def keep(self) -> None:
         """Write the conversation where `--continue` finds it."""
-        if self.keeps and not keep_last(self.transcript()):
+        self._tell_kept(self._is_kept())
+
+    def _is_kept(self) -> bool:
+        return not self.keeps or keep_last(self.transcript())
+
+    def _tell_kept(self, is_kept: bool) -> None:
+        if not is_kept:
             self.keeps = False
-            self.note("the conversation cannot be kept for `--continue`: the state directory is not writable")
+            self.note(f"the conversation cannot be kept for `--continue`: `{paths.state_dir()}` is not writable")
+            self.note("set SPECDEC_HOME to a folder that is, or use `--no-history`")
 
     def transcript(self) -> Transcript:
         """The conversation as it is written."""
@@ -227,7 +248,8 @@ class Repl:
             SpecdecError: they cannot be; nothing is changed.
         """
         loaded, session = self.loaded, self.loaded.session
-        changed = settings.chat_settings(loaded.choice, self.model, session.target.path)
+        tells = settings.sampling.sampler_defaults != self.settings.sampling.sampler_defaults
+        changed = settings.chat_settings(loaded.choice, self.model, session.target.path, tells=tells)
         assert changed.drafting is not None
         if changed.drafting.uses_model and session.draft_model is None and loaded.choice.draft is not None:
             self._reopen(loaded.choice, settings)
@@ -246,7 +268,10 @@ class Repl:
         Raises:
             SpecdecError: what keeps the others from being ready.
         """
-        self._reopen(choose_models(name, None, None), self.settings)
+        is_file = expanded(name).is_file() and name not in load_registry().pairs
+        self._reopen(
+            choose_models(None, expanded(name), None) if is_file else choose_models(name, None, None), self.settings
+        )
         self._refresh()
 
     def _reopen(self, choice: ModelChoice, settings: Settings) -> None:
@@ -285,7 +310,11 @@ class Repl:
 
     def _wanted_view(self) -> View:
         view = self.output.view(explain=self.settings.drafting.explain)
-        return dataclasses.replace(view, brief=True, thoughts="hide" if self.settings.chat.hide_thinking else "show")
+        hides = self.settings.chat.hide_thinking
+        if hides is None:
+            # Whatever reads a pipe wants the answer.
+            hides = not sys.stdout.isatty()
+        return dataclasses.replace(view, brief=True, thoughts="hide" if hides else "show")
 
     def title(self) -> str:
         """The models, in a line."""
@@ -315,7 +344,7 @@ class Repl:
             ("target", session.target.path.name),
             ("draft model", f"{draft} ({session.tuned.label})" if session.tuned else draft),
             ("drafts", self.drafts()),
-            ("context", f"{chat.num_held} of {chat.num_ctx} tokens; when it is full: {self.settings.chat.on_full}"),
+            ("context", f"{chat.num_used} of {chat.num_ctx} tokens; when it is full: {self.settings.chat.on_full}"),
             ("turns", turns),
             ("system", chat.system or "none"),
             *chosen,

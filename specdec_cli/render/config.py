@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import TYPE_CHECKING, Any, Literal, TextIO
 
 from specdec_cli.render.terminal import ColorMode, make_console, neutralize
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 Origin = Literal["environment", "config", "pair", "default"]
 
@@ -32,23 +36,50 @@ class Value:
 
 def config_document(values: list[Value], path: Path) -> dict[str, Any]:
     """The fields of `specdec config show --json`, apart from `schema`."""
-    return {"path": str(path), "exists": path.exists(), "values": [asdict(value) for value in values]}
+    shown = [{**asdict(value), "value": without_secrets(value.value)} for value in values]
+    return {"path": str(path), "exists": path.exists(), "values": shown}
+
+
+def without_secrets(value: Any) -> Any:
+    """A value without passwords and tokens, as addresses of models can have them."""
+    from specdec_cli.sources import scrub
+
+    if isinstance(value, list):
+        return [without_secrets(item) for item in value]
+    return scrub(value) if isinstance(value, str) else value
 
 
 def print_config(values: list[Value], path: Path, stream: TextIO, color: ColorMode = "auto") -> None:
-    """Write a line for each value; those that are no defaults stand out."""
-    from rich.table import Table
+    """Write a line for each value; those that are no defaults stand out. Only a terminal folds them."""
     from rich.text import Text
 
     console = make_console(stream, color)
+    rows = [(value.name, _shown(value), _from(value, path)) for value in values]
+    styles = ["dim" if value.origin == "default" else "bold" for value in values]
+    if stream.isatty():
+        console.print(_table(rows, styles))
+    else:
+        widths = [max(map(len, column)) for column in zip(_COLUMNS, *rows, strict=True)]
+        for row, style in zip([_COLUMNS, *rows], ["", *styles], strict=True):
+            line = " ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip()
+            console.print(Text(line, style), soft_wrap=True)
+    text = f"{path.name} is {path}" + ("" if path.exists() else ", which is not there yet")
+    console.print(Text(text, "dim"), soft_wrap=not stream.isatty())
+
+
+_COLUMNS = ("option", "value", "from")
+
+
+def _table(rows: Iterable[Sequence[str]], styles: Iterable[str]) -> Table:
+    from rich.table import Table
+    from rich.text import Text
+
     table = Table(box=None, pad_edge=False)
-    for column in ("option", "value", "from"):
+    for column in _COLUMNS:
         table.add_column(column, overflow="fold")
-    for value in values:
-        style = "dim" if value.origin == "default" else "bold"
-        table.add_row(*(Text(cell, style) for cell in (value.name, _shown(value), _from(value, path))))
-    console.print(table)
-    console.print(Text(f"{path.name} is {path}" + ("" if path.exists() else ", which is not there yet"), "dim"))
+    for row, style in zip(rows, styles, strict=True):
+        table.add_row(*(Text(cell, style) for cell in row))
+    return table
 
 
 def _from(value: Value, path: Path) -> str:
@@ -60,6 +91,8 @@ def _shown(value: Value) -> str:
     if value.value is None:
         return f"({value.note})" if value.note else "-"
     if isinstance(value.value, bool):
-        return "yes" if value.value else "no"
+        return "true" if value.value else "false"
     texts = value.value if isinstance(value.value, list) else [value.value]
-    return neutralize(", ".join(map(str, texts)))
+    # A value stays in its line.
+    text = ", ".join(str(without_secrets(text)) for text in texts)
+    return neutralize(text.replace("\n", "\\n").replace("\t", "\\t"))

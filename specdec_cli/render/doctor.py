@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import getpass
-import json
 import os
 import platform
 import re
 import shutil
 import sys
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
@@ -17,6 +16,8 @@ from specdec_cli.doctor import Finding, Status, private_words
 from specdec_cli.render.terminal import ColorMode, color_level, make_console, neutralize
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from specdec_cli.doctor import Expectation, Measurement
 
 SCHEMA = 1
@@ -55,15 +56,16 @@ def print_finding(finding: Finding, stream: TextIO, color: ColorMode = "auto") -
 
     console = make_console(stream, color)
     head = Text.assemble((f"{finding.status:7}", _STYLES[finding.status]), f"  {finding.name:9}  ")
-    if console.width < _NARROW:
-        console.print(Text.assemble(head, _short(finding.text)))
-    else:
-        lines = Text(_short(finding.text)).wrap(console, console.width - _INDENT, overflow="fold")
-        for number, line in enumerate(lines):
-            console.print(Text.assemble(Text(" " * _INDENT) if number else head, line))
+    width = _width(stream, console)
+    indent = 2 if width and width < _NARROW else _INDENT
+    lines = _filled(_short(finding.text), width - indent if width else 0)
+    if indent < _INDENT:
+        console.print(Text(head.plain.rstrip(), _STYLES[finding.status]), soft_wrap=True)
+        head = Text(" " * indent)
+    for number, line in enumerate(lines):
+        console.print(Text.assemble(Text(" " * indent) if number else head, line), soft_wrap=True)
     if finding.hint:
-        # In one piece, so that a command in it can be copied.
-        console.print(Text(f"{'':{_INDENT}}→ {_short(finding.hint)}"), soft_wrap=True)
+        _print_step(finding.hint, console, indent, width)
 
 
 def print_measurement(found: Measurement, stream: TextIO, color: ColorMode = "auto") -> None:
@@ -72,16 +74,43 @@ def print_measurement(found: Measurement, stream: TextIO, color: ColorMode = "au
 
     console = make_console(stream, color)
     console.print()
-    console.print(Text(_times(found)))
+    width = _width(stream, console)
+    for line in _filled(_times(found), width):
+        console.print(Text(line), soft_wrap=True)
     if found.is_doubtful:
         share = f"{100 * found.others:.0f} %"
-        console.print(
-            Text(f"Other programs took {share} of the cores meanwhile: measure again when they are done", "yellow")
-        )
-    console.print(Text(sentence(found), "bold"))
-    for line in (reason(found), *(f"→ {advice}" for advice in found.advice)):
-        if line:
-            console.print(Text(_short(line)), soft_wrap=line.startswith("→"))
+        warning = f"Other programs took {share} of the cores meanwhile: measure again when they are done"
+        for line in _filled(warning, width):
+            console.print(Text(line, "yellow"), soft_wrap=True)
+    for line in _filled(sentence(found), width):
+        console.print(Text(line, "bold"), soft_wrap=True)
+    for line in _filled(reason(found), width):
+        console.print(Text(line), soft_wrap=True)
+    for advice in found.advice:
+        _print_step(advice, console, 0, width)
+
+
+def _width(stream: TextIO, console: Console) -> int:
+    """Columns to fold text to; 0 where there is no terminal."""
+    return console.width if stream.isatty() else 0
+
+
+def _print_step(text: str, console: Console, indent: int, width: int) -> None:
+    from rich.text import Text
+
+    for number, line in enumerate(_filled(_short(text), width - indent - 2 if width else 0)):
+        console.print(Text(f"{'':{indent}}{' ' if number else '→'} {line}"), soft_wrap=True)
+
+
+def _filled(text: str, width: int) -> list[str]:
+    """Lines of at most so many columns, one line for 0; a command in backticks stays whole, to be copied."""
+    if not text or not width:
+        return [text] if text else []
+    lines = [""]
+    for word in re.findall(r"(?:`[^`]*`|\S)+", text):
+        longer = f"{lines[-1]} {word}".lstrip()
+        lines = [*lines[:-1], longer] if len(longer) <= width or not lines[-1] else [*lines, word]
+    return lines
 
 
 def _times(found: Measurement) -> str:
@@ -123,18 +152,49 @@ def reason(found: Measurement) -> str:
 # --- document --------------------------------------------------------------------------------------------------------
 
 
-def doctor_document(findings: Sequence[Finding], found: Measurement | None) -> dict[str, Any]:
-    """Everything for a bug report, with nothing in it that tells whose machine it is."""
+def doctor_document(
+    findings: Sequence[Finding], found: Measurement | None, models: Sequence[str | Path | None] = ()
+) -> dict[str, Any]:
+    """Everything for a bug report, with nothing in it that tells whose machine it is.
+
+    Args:
+        findings: all of them.
+        found: what was measured.
+        models: as the user named them; of paths only the last part is told.
+    """
     document = {
         "schema": SCHEMA,
         "usable": is_usable(findings),
         "checks": [
-            {"name": item.name, "status": item.status, "text": item.text, "hint": item.hint, "facts": dict(item.facts)}
+            {
+                "name": item.name,
+                "status": item.status,
+                "text": _public(item),
+                "hint": item.hint,
+                "facts": dict(item.facts),
+            }
             for item in findings
         ],
         "measurement": None if found is None else _measurement_fields(found),
     }
-    return json.loads(json.dumps(document), object_hook=_without_owner)  # type: ignore[no-any-return]
+    words = _folders(models)
+    return {name: _anonymous(value, words) for name, value in document.items()}
+
+
+def _folders(models: Sequence[str | Path | None]) -> list[str]:
+    """The folders of models, as messages may have them, longest first."""
+    parents = [Path(model).parent for model in models if model is not None and Path(model).name]
+    folders = {anonymous(str(form)) for parent in parents for form in (parent, parent.absolute(), parent.resolve())}
+    outside = (folder for folder in folders if folder not in (".", os.sep) and folder[0] not in "~$")
+    return sorted(outside, key=len, reverse=True)
+
+
+def _public(finding: Finding) -> str:
+    """The text; of a mistake in the config without the value."""
+    if finding.name != "config" or finding.status != "problem":
+        return finding.text
+    text = re.sub(r" cannot be `.*", " has a value that it cannot have", finding.text, flags=re.DOTALL)
+    return re.sub(r", not `.*", "", text, flags=re.DOTALL)
 
 
 def is_usable(findings: Sequence[Finding]) -> bool:
@@ -166,14 +226,17 @@ def _measurement_fields(found: Measurement) -> dict[str, Any]:
     }
 
 
-def _without_owner(fields: dict[str, Any]) -> dict[str, Any]:
-    return {name: _anonymous(value) for name, value in fields.items()}
-
-
-def _anonymous(value: Any) -> Any:
-    if isinstance(value, list):
-        return [_anonymous(item) for item in value]
-    return anonymous(value) if isinstance(value, str) else value
+def _anonymous(value: Any, folders: Sequence[str]) -> Any:
+    if isinstance(value, Mapping):
+        return {name: _anonymous(item, folders) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_anonymous(item, folders) for item in value]
+    if not isinstance(value, str):
+        return value
+    text = anonymous(value)
+    for folder in folders:
+        text = re.sub(rf"(?<![\w.~$/-]){re.escape(folder + os.sep)}", lambda _: f"...{os.sep}", text)
+    return text
 
 
 def anonymous(text: str) -> str:

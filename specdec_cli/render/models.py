@@ -69,14 +69,19 @@ def pair_row(document: Mapping[str, Any], default: str) -> Row:
     installed = document["installed"]
     state = {(True, True): "yes", (True, False): "target", (False, True): "draft"}
     here = state.get((installed["target"], installed["draft"]), "no")
-    advice = "yes" if document["recommended"] else "no"
     return (
         f"{document['name']}{' *' if document['name'] == default else ''}",
         size_text(document["size_bytes"]),
         here,
         _fits(document["fits"]),
-        advice if document["verified"] else "unverified",
+        _advice(document),
     )
+
+
+def _advice(document: Mapping[str, Any]) -> str:
+    if not document["recommended"]:
+        return "no"
+    return "yes" if document["verified"] else "unverified"
 
 
 def size_text(num_bytes: int | None) -> str:
@@ -101,11 +106,11 @@ def translation_text(translation: Mapping[str, float]) -> str:
 def pair_fields(document: Mapping[str, Any]) -> dict[str, str]:
     """A pair as names and values, from its JSON object."""
     memory, ratio = document["memory_bytes"], document["cost_ratio"]
-    fit = {True: "fits this machine", False: "more than this machine has", None: ""}[document["fits"]]
+    fit = {True: "fits", False: "more than is free", None: ""}[document["fits"]]
     return {
         "pair": document["name"],
         "note": document["note"],
-        "recommended": "yes" if document["recommended"] else f"no: {document['reason']}",
+        "recommended": f"no: {document['reason']}" if document["reason"] else _advice(document),
         "verified": "" if document["verified"] else "no: a file was seen by name only",
         "size": size_text(document["size_bytes"]),
         "memory": "" if memory is None else f"about {format_size(memory)}, {fit}",
@@ -148,14 +153,11 @@ def print_check(document: Mapping[str, Any], stream: TextIO) -> None:
         print_table(("token", "target", "draft", "kind"), rows, stream, right=(0,))
     stream.write("\n")
     verdict = document["verdict"] + (f": {document['reason']}" if document["reason"] else "")
-    found = document["translation"]
-    memory = (
-        f"about {format_size(document['memory_bytes'])}, {'fits' if document['fits'] else 'more than'} this machine"
-    )
+    fit, found = "fits" if document["fits"] else "more than is free", document["translation"]
     print_fields(
         {
             "draft step": f"{document['cost_ratio']:.2f} target steps, by the bytes read",
-            "memory": memory + ("" if document["fits"] else " has"),
+            "memory": f"about {format_size(document['memory_bytes'])}, {fit}",
             "translation": f"drafts can be translated: {translation_text(found)}" if found else "",
             "verdict": verdict,
         },

@@ -273,7 +273,7 @@ def _resources(stats: Stats, info: Mapping[str, object]) -> Line:
     if stats.num_rounds:
         line += [_part(f"{name} ", f"{share:.0%}") for name, share in shares.items()]
     line.append(_part("peak memory ", _size(peak_memory_bytes())))
-    if info.get("seed_drawn"):
+    if info.get("seed_drawn") and info.get("temperature") != 0:
         line.append(_part("seed ", str(info.get("seed"))))
     return line
 
