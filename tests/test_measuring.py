@@ -206,6 +206,6 @@ class SlowContext(FakeContext):
 
     TOKEN_S = 0.002
 
-    def _decode(self, tokens: Any, draft: Any, *, rows: bool) -> Any:
+    def _decode(self, tokens: Any, draft: Any, *, rows: bool, num_old: int = 0) -> Any:
         time.sleep(self.TOKEN_S * (len(tokens) + len(draft)))
-        return super()._decode(tokens, draft, rows=rows)
+        return super()._decode(tokens, draft, rows=rows, num_old=num_old)

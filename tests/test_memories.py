@@ -110,9 +110,9 @@ class Counting(ExactContext):
         self.sizes: list[int] = []
         super().__init__(model, ContextOptions(num_ctx, threads=1, kv_type="f32"))
 
-    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Any:
+    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool, num_old: int = 0) -> Any:
         self.sizes.append(len(tokens) + len(draft))
-        return super()._decode(tokens, draft, rows=rows)
+        return super()._decode(tokens, draft, rows=rows, num_old=num_old)
 
 
 def generate(

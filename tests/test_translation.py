@@ -244,7 +244,7 @@ class Writing(CachedContext):
         self.script = [*tokenizer.encode(data), tokenizer.model.eos]
         self.num_before = num_before
 
-    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool) -> Logits | None:
+    def _decode(self, tokens: Sequence[int], draft: Draft, *, rows: bool, num_old: int = 0) -> Logits | None:
         row = np.full(self.num_vocab, -20.0, np.float32)
         place = len(self._cached) + len(tokens) - self.num_before
         row[self.script[min(max(place, 0), len(self.script) - 1)]] = 5
