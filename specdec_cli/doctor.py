@@ -409,13 +409,15 @@ def look_at_pair(
     except SpecdecError as error:
         return Finding.of_error("pair", error, {"pair": pair, "installed": False}), None
     if found is None:
-        return _absent(choices[0]), None
+        return _absent(choices[0], target, draft), None
     names = " with ".join(path.name for path in (found.target, found.draft) if path is not None)
     text = f"{found.pair}: {names}" if found.pair else names
     return Finding("pair", "ok", text, facts={"pair": found.pair, "installed": True}), found
 
 
-def _absent(wanted: ModelChoice) -> Finding:
+def _absent(wanted: ModelChoice, target: str | Path | None, draft: str | Path | None) -> Finding:
+    from specdec_cli.sources import describe
+
     facts = {"pair": wanted.pair, "installed": False}
     paths = [model for model in (wanted.target, wanted.draft) if isinstance(model, Path)]
     missing = [str(path) for path in paths if not path.is_file()]
@@ -425,7 +427,9 @@ def _absent(wanted: ModelChoice) -> Finding:
     if wanted.pair is not None and not paths:
         return Finding("pair", "warning", f"{wanted.pair} is not installed", f"`specdec pull {wanted.pair}`", facts)
     names = " with ".join(model.name for model in (wanted.target, wanted.draft) if model is not None)
-    return Finding("pair", "warning", f"{names}: not all is on this machine", "`specdec pull --target ...`", facts)
+    given = {"": wanted.pair, "--target ": target, "--draft ": draft}
+    words = " ".join(f"{flag}{describe(str(value))}" for flag, value in given.items() if value is not None)
+    return Finding("pair", "warning", f"{names}: not all is on this machine", f"`specdec pull {words}`", facts)
 
 
 def _check_files(found: LocalPair) -> None:
@@ -617,4 +621,6 @@ def _spellings(address: str) -> list[str]:
 
     plain = address.rstrip("/")
     host = re.sub(r"^.*@", "", re.split(r"[/?#]", plain.partition("://")[2])[0])
-    return [address, plain, scrub(plain), host, host.partition(":")[0]]
+    name = host.partition(":")[0]
+    # A name without dots may be an ordinary word.
+    return [address, plain, scrub(plain), host, name if "." in name else ""]

@@ -186,6 +186,11 @@ def test_missing_file(call: Call, folder: Path) -> None:
     assert (found["status"], found["text"]) == ("problem", "no model file `.../nowhere.gguf`")
 
 
+def test_a_model_that_is_not_here_yet(call: Call) -> None:
+    found = check(document(call, "--target", "hf:owner/repo:Q8_0"), "pair")
+    assert (found["status"], found["hint"]) == ("warning", "`specdec pull --target hf:owner/repo:Q8_0`")
+
+
 def test_a_broken_file_without_measuring(call: Call, folder: Path) -> None:
     code, out, _ = call("--no-measure", *models(folder, "target", "broken"))
     assert code == 1
@@ -351,6 +356,8 @@ def test_names_are_left_out_of_paths_only(monkeypatch: pytest.MonkeyPatch) -> No
         anonymous("a model at /data/model/models/x of box, model@box")
         == "a model at /data/USER/models/x of box, USER@HOST"
     )
+    monkeypatch.setenv("HF_ENDPOINT", "http://me:secret@hub:80/")
+    assert anonymous(f"hub hub:80 {Path.home()}-2/x") == f"hub $HF_ENDPOINT {Path.home()}-2/x"
     assert anonymous(f"{Path.home()}/x and {sys.executable} -m pip") == "~/x and python3 -m pip"
 
 

@@ -183,7 +183,10 @@ def doctor_document(
 
 def _folders(models: Sequence[str | Path | None]) -> list[str]:
     """The folders of models, as messages may have them, longest first."""
-    parents = [Path(model).parent for model in models if model is not None and Path(model).name]
+    from specdec_cli.choice import is_source
+
+    named = [Path(model) for model in models if model is not None and not is_source(str(model))]
+    parents = [path.parent for path in named if path.name]
     folders = {anonymous(str(form)) for parent in parents for form in (parent, parent.absolute(), parent.resolve())}
     outside = (folder for folder in folders if folder not in (".", os.sep) and folder[0] not in "~$")
     return sorted(outside, key=len, reverse=True)
@@ -244,7 +247,8 @@ def anonymous(text: str) -> str:
     from specdec_cli.sources import scrub
 
     for word, short in private_words().items():
-        text = text.replace(word, short)
+        # Not the beginning of a longer name.
+        text = re.sub(rf"{re.escape(word)}(?![\w-])", lambda _, short=short: short, text)  # type: ignore[misc]
     for name, short in ((_user(), "USER"), (platform.node(), "HOST")):
         if len(name) > 2:
             # In paths and addresses only: a name may be an ordinary word.
