@@ -10,6 +10,7 @@ import pytest
 from specdec_cli import paths
 from specdec_cli.choice import ModelChoice, choose_models
 from specdec_cli.cli.app import invoke
+from specdec_cli.cli.loaded import Loaded
 from specdec_cli.config import load_settings
 from specdec_cli.errors import ModelMissingError, UsageError
 from specdec_cli.estimates import PAYING_RATIO, cost_ratio
@@ -304,3 +305,11 @@ def test_a_target_may_be_a_known_model(tmp_path: Path, monkeypatch: pytest.Monke
     monkeypatch.chdir(tmp_path)
     (tmp_path / "qwen3-8b").write_text("")
     assert choose_models(None, "qwen3-8b", None).target == Path("qwen3-8b")
+
+
+def test_models_of_a_conversation_keep_the_names_they_were_called_by() -> None:
+    registry, loaded = load_registry(), Loaded(quiet=True)
+    pair = registry.pairs["qwen3-8b+0.6b"]
+    for names in ((None, "qwen3-8b", None), (pair.name, None, None), (pair.name, "qwen3-4b", None)):
+        loaded.choice = choose_models(names[0], names[1], None)
+        assert loaded.names == names

@@ -5,10 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, TextIO
+from typing import TYPE_CHECKING, Any, TextIO
 
 from specdec_cli.render.terminal import neutralize
 from specdec_cli.sources import format_size
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 Row = Sequence[str]
 
@@ -39,13 +42,45 @@ def _print_styled(columns: Row, rows: Sequence[Row], stream: TextIO, right: Sequ
 
     from specdec_cli.render.terminal import make_console
 
+    console = make_console(stream)
+    widths = _least_widths(columns, rows, right)
+    if sum(widths) + 2 * (len(widths) - 1) > console.width:
+        _print_stacked(columns, rows, console)
+        return
     table = Table(box=None, pad_edge=False, header_style="bold")
-    for number, column in enumerate(columns):
-        table.add_column(column, justify="right" if number in right else "left", overflow="fold")
+    for number, (column, width) in enumerate(zip(columns, widths, strict=True)):
+        table.add_column(column, justify="right" if number in right else "left", overflow="fold", min_width=width)
     for row in rows:
         table.add_row(*(Text(cell, _STYLES.get(cell, "")) for cell in row))
-    make_console(stream).print(table)
+    console.print(table)
 
+
+def _least_widths(columns: Row, rows: Sequence[Row], right: Sequence[int]) -> list[int]:
+    """Of each column, so that no name, no number and hardly a word is broken."""
+    from rich.cells import cell_len
+
+    def least(number: int, cells: Sequence[str]) -> int:
+        if not number or number in right:
+            return min(_LONG_NAME, max(map(cell_len, cells)))
+        return min(_LONG_WORD, max((cell_len(word) for cell in cells for word in cell.split()), default=0))
+
+    return [least(number, cells) for number, cells in enumerate(zip(columns, *rows, strict=True))]
+
+
+def _print_stacked(columns: Row, rows: Sequence[Row], console: Console) -> None:
+    """For narrow terminals: each row as a name, and below it what the columns say."""
+    from rich.padding import Padding
+    from rich.text import Text
+
+    for name, *cells in rows:
+        console.print(Text(name, "bold"), soft_wrap=True)
+        said = [Text.assemble(f"{column} ", (cell, _STYLES.get(cell, ""))) for column, cell in
+                zip(columns[1:], cells, strict=True) if cell]  # fmt: skip
+        console.print(Padding(Text(", ").join(said), (0, 0, 0, 2), expand=False))
+
+
+_LONG_NAME, _LONG_WORD = 44, 12
+"""What is longer may be folded: file names, and paths."""
 
 _STYLES = {"yes": "green", "no": "yellow", "unverified": "yellow", "same tokenizer": "green", "different": "red"}
 
