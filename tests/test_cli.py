@@ -180,7 +180,7 @@ class TestOnFakes:
         assert (done.code, done.err) == (0, "")
         start, *middle, end = [json.loads(line) for line in done.out.splitlines()]
         assert (start["type"], start["schema"], start["pair"], start["seed"]) == ("start", 1, None, 5)
-        assert (start["drafter"], start["num_draft_tokens"], start["seed_drawn"]) == ("auto", 5, True)
+        assert (start["drafter"], start["num_draft_tokens"], start["seed_drawn"]) == ("auto", 5, False)
         tokens = [line for line in middle if line["type"] == "token"]
         rounds = [line for line in middle if line["type"] == "round"]
         assert len(tokens) + len(rounds) == len(middle)

@@ -36,7 +36,7 @@ INFO: dict[str, object] = {
     "num_ctx": 4096,
     "draft_branches": 8,
     "draft_confidence": 0.5,
-    "temperature": 0.0,
+    "temperature": 0.8,
 }
 EVENTS: list[Event] = [
     Prefill(5, 0.2),

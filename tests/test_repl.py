@@ -327,6 +327,10 @@ class TestPipe:
         )
         assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
 
+    def test_a_drawn_seed_is_told_for_greedy_answers_too(self, run: Run) -> None:
+        starts = [json.loads(run("hi\n", "--json", *flags).lines[0]) for flags in ((), ("--seed", "5"))]
+        assert [start["seed_drawn"] for start in starts] == [True, False]
+
     def test_json_lines(self, run: Run) -> None:
         records = [json.loads(line) for line in run("hi\nagain\n", "--json").lines]
         assert [record["type"] for record in records if record["type"] in ("start", "end")] == ["start", "end"] * 2

@@ -188,6 +188,10 @@ class Repl:
 
     def _end(self, *, stopped: bool, shown: bool) -> None:
         """What comes after the text."""
+        on_screen = shown and sys.stdout.isatty()
+        if stopped and not (self.is_interactive or on_screen) and sys.stderr.isatty():
+            # The terminal shows ^C; what is said of it gets its own line.
+            self.say("\n")
         stats = self.chat.answers[-1] if shown else None
         reason = self.chat.turns[-1].reason if self.chat.turns else None
         if stats is not None:

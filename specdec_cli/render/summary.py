@@ -273,9 +273,15 @@ def _resources(stats: Stats, info: Mapping[str, object]) -> Line:
     if stats.num_rounds:
         line += [_part(f"{name} ", f"{share:.0%}") for name, share in shares.items()]
     line.append(_part("peak memory ", _size(peak_memory_bytes())))
-    if info.get("seed_drawn") and info.get("temperature") != 0:
+    if info.get("seed_drawn") and not _is_greedy(info):
         line.append(_part("seed ", str(info.get("seed"))))
     return line
+
+
+def _is_greedy(info: Mapping[str, object]) -> bool:
+    """Whether the seed decided nothing."""
+    sampling = info.get("sampling")
+    return info.get("temperature") == 0 and not (isinstance(sampling, Mapping) and sampling.get("dynatemp_range"))
 
 
 def _size(num_bytes: int) -> str:
