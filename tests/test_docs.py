@@ -57,7 +57,8 @@ def _fakes(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("specdec_cli.cli.prompt._read_stdin", lambda *, wanted: "")
     monkeypatch.setenv("SPECDEC_MAX_TOKENS", "20")
     monkeypatch.chdir(tmp_path)
-    for name in ("notes.txt", "prompt.txt"):
+    models = [f"{name}.gguf" for name in ("big", "small", "qwen", "smollm2")]
+    for name in ("notes.txt", "prompt.txt", *models):
         Path(name).write_text("abc")
 
 
