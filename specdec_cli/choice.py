@@ -42,6 +42,8 @@ class ModelChoice:
 def named_model(text: str | Path) -> Path | ModelSpec:
     """The model that a user names: `hf:OWNER/REPO[:QUANT]`, `url:https://...`, `pypi:...`, a known name, or a path.
 
+    A path may have the `path:` in front that the registry's files have.
+
     Raises:
         ModelMissingError: neither a file nor a known name.
         UsageError: a source that is malformed.
@@ -91,7 +93,7 @@ def choose_models(
         return ModelChoice(None, named_model(target), chosen_draft)
     registry = load_registry()
     if pair is not None and pair not in registry.pairs and (repo := repository_in(pair)):
-        raise ModelMissingError(f"unknown pair `{pair}`", f"for a repository on the hub write `hf:{repo}`")
+        raise ModelMissingError(f"no pair is called `{pair}`", f"for a repository on the hub write `hf:{repo}`")
     found = registry.pair(pair)
     chosen = found.target if target is None else named_model(target)
     return ModelChoice(found.name, chosen, None if no_draft else chosen_draft or found.draft, found.draft_tokens)

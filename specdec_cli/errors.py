@@ -2,7 +2,7 @@
 
 SpecdecError                 1  expected failure
 ├── UsageError               2  flags or input that cannot work
-├── ModelMissingError        3  an unknown pair, a missing file, not downloaded while offline
+├── ModelMissingError        3  an unknown pair, a missing file, one that no source has, not downloaded offline
 ├── IncompatibleModelsError  4  target and draft model do not fit together
 ├── CheckFailedError         5  a check that was asked for did not hold
 ├── DownloadError            1  a source could not deliver the file

@@ -237,7 +237,7 @@ def _how_to_get(head: bytes) -> str:
     if head.startswith(_LFS):
         return "run `git lfs pull` in its repository, or download the file with `specdec pull hf:OWNER/REPO`"
     if head.lstrip()[:1] == b"<":
-        return "what was saved is a web page: take the address of the file itself, or `specdec pull hf:OWNER/REPO`"
+        return "download the file itself and not its page, e.g. with `specdec pull hf:OWNER/REPO`"
     if any(head.startswith(magic) for magic in _OTHERS):
         return "specdec loads GGUF files only; look for a repository of the model with `GGUF` in its name"
     return _DOWNLOAD

@@ -48,11 +48,13 @@ def check_path(path: Path) -> None:
     """Look at what a user named as a model's file before anything is loaded.
 
     Raises:
-        ModelMissingError: it is not there, or one of its shards is not there.
+        ModelMissingError: it is not there and looks like something else, or one of its shards is not there.
         ModelLoadError: a later shard, or a piece of a file.
     """
     if not path.exists():
-        raise missing_file(path)
+        if error := _something_else(path):
+            raise error
+        return
     if is_piece(path.name):
         raise ModelLoadError(f"`{path}` is a piece of a file that was cut", _how_to_join(path))
     if (found := shard_number(path.name)) is not None and path.is_file():
@@ -78,12 +80,9 @@ def repository_in(text: str) -> str | None:
 
 def missing_file(path: Path) -> ModelMissingError:
     """The error for a path where nothing is: pieces of the file, a repository of the hub, a similar name beside it."""
-    if pieces := sorted(entry for entry in _siblings(path) if is_piece(entry.name)):
-        return ModelMissingError(f"no model file `{path}`, only pieces of it", _how_to_join(pieces[0]))
-    repo = repository_in(path.as_posix())
-    if repo and not path.parent.exists():
-        hint = f"for a repository on the hub write `hf:{repo}`"
-    elif similar := _similar(path):
+    if error := _something_else(path):
+        return error
+    if similar := _similar(path):
         hint = f"did you mean `{similar}`?"
     elif not path.parent.is_dir():
         hint = f"there is no directory `{path.parent}`; `specdec models scan` lists the GGUF files on this machine"
@@ -92,13 +91,21 @@ def missing_file(path: Path) -> ModelMissingError:
     return ModelMissingError(f"no model file `{path}`", hint)
 
 
+def _something_else(path: Path) -> ModelMissingError | None:
+    if pieces := sorted(entry for entry in _siblings(path) if is_piece(entry.name)):
+        return ModelMissingError(f"no model file `{path}`, only pieces of it", _how_to_join(pieces[0]))
+    if (repo := repository_in(path.as_posix())) and not path.parent.exists():
+        return ModelMissingError(f"no model file `{path}`", f"for a repository on the hub write `hf:{repo}`")
+    return None
+
+
 def _similar(path: Path) -> Path | None:
     try:
         names = {entry.stem.lower(): entry.name for entry in path.parent.iterdir() if entry.suffix.lower() == ".gguf"}
     except OSError:
         return None
     stem = path.stem if path.suffix.lower() == ".gguf" else path.name
-    close = get_close_matches(stem.lower(), names, n=1)
+    close = get_close_matches(stem.lower(), names, n=1, cutoff=0.8)
     return path.with_name(names[close[0]]) if close else None
 
 
