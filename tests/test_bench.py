@@ -585,7 +585,10 @@ def test_bad_config(text: str, said: str) -> None:
 
 
 def test_unwritable_config(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("specdec_cli.config.replace_text", lambda *_: False)
+    def refuse(*_: object) -> None:
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr("specdec_cli.config.write_whole", refuse)
     with pytest.raises(SpecdecError, match="cannot write"):
         save_pair_settings("x", PLAIN_DECODING)
 

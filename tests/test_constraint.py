@@ -354,7 +354,7 @@ class TestAnswers:
 
         constrained = acceptance()
         drafter = Session._drafter
-        monkeypatch.setattr(Session, "_drafter", lambda self, *args: drafter(self, *args[:4], None))
+        monkeypatch.setattr(Session, "_drafter", lambda self, *args: drafter(self, *args[:4], None, *args[5:]))
         free = acceptance()
         assert constrained > free + 0.2, (constrained, free)
 
