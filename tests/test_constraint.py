@@ -492,20 +492,6 @@ class TestRefused:
         with pytest.raises(UsageError, match=r"cannot read `.*`: (No such file|Is a directory)"):
             Grammar.from_file(Path(path))
 
-    def test_endless_and_large_files(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="neither a file nor a pipe"):
-            Grammar.from_file(Path("/dev/zero"))
-        (tmp_path / "large.gbnf").write_bytes(b" " * ((4 << 20) + 1))
-        with pytest.raises(UsageError, match="more than 4 MiB"):
-            Grammar.from_file(tmp_path / "large.gbnf")
-
-    def test_endless_and_large_files(self, tmp_path: Path) -> None:
-        with pytest.raises(UsageError, match="neither a file nor a pipe"):
-            Grammar.from_file(Path("/dev/zero"))
-        (tmp_path / "large.gbnf").write_bytes(b" " * ((4 << 20) + 1))
-        with pytest.raises(UsageError, match="more than 4 MiB"):
-            Grammar.from_file(tmp_path / "large.gbnf")
-
     def test_true_is_any_value(self, vocabulary: Vocabulary) -> None:
         grammar = Grammar.from_schema(" true ")
         assert all(accepts(grammar, vocabulary, text) for text in ("1", '"a"', '{"a": [null]}'))
