@@ -268,10 +268,10 @@ class CachedContext(ABC):
         with self._timed():
             if not num_old:
                 self._save_if_due(draft)
-            # Until the call returned, nobody knows how much of it the cache holds.
-            self._unsure, self._held = True, None
             num = len(tokens) + len(draft) - num_old
             self.num_decoded += num
+            # Until the call returned, nobody knows how much of it the cache holds.
+            self._unsure, self._held = True, None
             result = self._decode(tokens, draft, rows=rows, num_old=num_old)
         self._held = len(self._cached) + num_old + num
         self._num_droppable = min(self._num_snapshots or 0, num - 1)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from pathlib import Path
 
 
 def peak_memory_bytes() -> int:
@@ -13,5 +15,10 @@ def peak_memory_bytes() -> int:
         return int(psutil.Process().memory_info().peak_wset)
     import resource
 
+    if sys.platform == "linux":
+        # What getrusage tells may be the parent's: the kernel keeps it over fork and exec.
+        with contextlib.suppress(OSError, ValueError, StopIteration):
+            lines = Path("/proc/self/status").read_text(encoding="utf-8").splitlines()
+            return int(next(line for line in lines if line.startswith("VmHWM:")).split()[1]) * 1024
     peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return peak if sys.platform == "darwin" else peak * 1024  # macOS counts bytes, Linux KiB
