@@ -14,6 +14,7 @@ import sys
 import time
 import tracemalloc
 from pathlib import Path
+from typing import Any
 
 import hostile
 import pytest
@@ -138,10 +139,13 @@ def cases(draw: st.DrawFn, original: Path) -> tuple[dict[str, tiny_module.Metada
 
 
 def contents() -> tuple[dict[str, tiny_module.MetadataValue], list[tiny_module.Tensor]]:
-    vocabulary = tiny_module.byte_level_vocabulary(275)
-    metadata = tiny_module._architecture(1, 512) | tiny_module._tokenizer(vocabulary, None)
-    weights = [*tiny_module._embeddings(0, vocabulary), *tiny_module._blocks(0, 1)]
-    return metadata, [tiny_module._encode(name, values, "q4_0") for name, values in weights]
+    """What a tiny model's file is written from."""
+    written: list[Any] = []
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tiny_module, "write_gguf", lambda _path, *parts: written.extend(parts))
+        tiny_module.write_tiny_model(Path("unused"), num_vocab=275, num_layers=1, context_length=512, quant="q4_0")
+    metadata, tensors = written
+    return dict(metadata), list(tensors)
 
 
 def renamed(metadata: dict[str, tiny_module.MetadataValue], name: str) -> dict[str, tiny_module.MetadataValue]:
