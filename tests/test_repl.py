@@ -508,7 +508,7 @@ class TestSettings:
             ("temperature", "warm", "temperature must be a number, not `warm`"),
             ("top-k", "1.5", "top-k must be a whole number, not `1.5`"),
             ("seed", "x", "seed must be a whole number, not `x`"),
-            ("drafter", "best", "drafter must be one of `auto`, `model`, `ngram`, `none`, not `best`"),
+            ("drafter", "best", "drafter must be one of `auto`, `model`, `tree`, `ngram`, `none`, not `best`"),
             ("ignore-eos", "maybe", "ignore-eos is on or off, not `maybe`"),
             ("temprature", "1", "no setting `temprature`"),
             ("ctx", "100", "fixed once the models are loaded"),

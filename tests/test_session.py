@@ -166,7 +166,7 @@ def test_prompt_forms_are_equal(session: Session) -> None:
 
 def test_nothing_to_encode() -> None:
     session = Session(FakeModel(template=""))
-    with pytest.raises(UsageError, match="empty"):
+    with pytest.raises(ModelLoadError, match="template makes an empty text"):
         session.encode("abc")
     with pytest.raises(UsageError, match="empty"):
         session.encode("", raw=True)
