@@ -26,7 +26,9 @@ def home(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def files(tmp_path: Path, *names: str) -> list[Path | None]:
     for name in names:
-        (tmp_path / name).write_text(name)
+        # Written once: another time of change is another file.
+        if not (tmp_path / name).exists():
+            (tmp_path / name).write_text(name)
     return [tmp_path / name for name in names]
 
 
