@@ -24,6 +24,11 @@ def model_prior(confidence: Floats | float) -> Floats:
     return np.asarray(0.15 + 0.83 * confidence)
 
 
+def foreign_prior(confidence: Floats | float) -> Floats:
+    """The same for a draft model with another tokenizer: another family, which nobody trained to agree."""
+    return np.asarray(0.04 + 0.93 * confidence)
+
+
 def match_prior(confidence: Floats) -> Floats:
     """Acceptance of an n-gram continuation by its confidence, before anything was seen."""
     return np.asarray(np.clip(1.4 * confidence - 0.33, 0.03, 0.9))

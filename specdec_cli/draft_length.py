@@ -60,8 +60,8 @@ _NUM_REACHES = 60
 
 _REFRESH_EVERY, _REFRESH_OFF = 3, 8
 _RATE_GAIN = 1 / 24
-_INVESTMENT_ROUNDS = 64.0
-"""Reading what a draft model missed is paid back over so many rounds at most."""
+_INVESTMENT_ROUNDS, _RETURN = 64.0, 2.0
+"""Reading what a draft model missed must promise twice its time in so many rounds: gains are guessed, costs are not."""
 
 _PROBE_SHARE = 0.012
 _FIRST_ALLOWANCE = 0.5
@@ -70,7 +70,7 @@ _MAX_ALLOWANCE = 4.0
 
 _MIN_GAP, _MAX_GAP = 8, 64
 
-_EASY, _WORTH_READING, _MOST_LEFT = 0.95, 0.3, 256
+_EASY, _WORTH_READING, _MOST_LEFT = 0.95, 0.5, 256
 """With each token accepted in 95 %, drafting must gain this many tokens a round for the prompt to be read for it."""
 
 _HOPE_GAP, _HOPE_GAIN, _HOPE_SHARE, _OVERDRAFT = 4, 1 / 3, 0.3, 2.0
@@ -332,6 +332,14 @@ class _Turn(LengthPolicy):
             self.num_kept = num + num_taken
         return num_taken, goes_on
 
+    def is_promising(self, confidences: Sequence[float], confidence: float) -> bool:
+        """By the acceptance of such a token; both gains grow with it."""
+        num = len(confidences)
+        candidate = Candidate(confidence, self.reach * self.learned.estimate(confidence), num + 1)
+        lookahead = self.rule.lookahead(self.drafter)
+        risked = lookahead.price * max(0.0, self.reach - candidate.reach)
+        return max(self._step(num, [candidate], lookahead, risked), self._rest(num, [candidate], lookahead, risked)) > 0
+
     def _step(self, num: int, candidates: Sequence[Candidate], lookahead: _Lookahead, risked: float) -> int:
         """How many of the candidates to decode in one more draft step, which they pay for together."""
         step_s = self.rule.costs.step_s
@@ -379,7 +387,8 @@ class _Turn(LengthPolicy):
         costs, rate = self.rule.costs, self.rule.rate
         step_s = costs.step_s(self.drafter)
         missed_s = costs.step_s(self.drafter, self.num_behind) - step_s
-        gain = self.rule.lookahead(self.drafter).more(0, 1.0) - rate * missed_s / _INVESTMENT_ROUNDS
+        num_rounds = max(1.0, min(_INVESTMENT_ROUNDS, self.num_left / 2))
+        gain = self.rule.lookahead(self.drafter).more(0, 1.0) - _RETURN * rate * missed_s / num_rounds
         return gain - self.rule.margin(self.drafter)
 
     def spent(self, num_tokens: int, seconds: float) -> None:

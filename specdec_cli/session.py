@@ -18,7 +18,7 @@ from typing import Literal
 import numpy as np
 
 from specdec_cli import conversation, interrupt, measuring, selfcheck
-from specdec_cli.acceptance import Acceptance, match_prior, model_prior, sibling_prior
+from specdec_cli.acceptance import Acceptance, foreign_prior, match_prior, model_prior, sibling_prior
 from specdec_cli.choice import choose_models, fetch_files
 from specdec_cli.constraint import Grammar, GrammarConstraint, Vocabulary
 from specdec_cli.conversation import Message
@@ -627,11 +627,16 @@ class Session:
             # answers before, a seed repeats its answer.
             observed = self.costs
             assert self._measured is not None
-            return CostRule(self._measured, _acceptances(), MAX_DRAFT_TOKENS, observed, leaves)
+            return CostRule(self._measured, self._new_acceptances(), MAX_DRAFT_TOKENS, observed, leaves)
         setting = dataclasses.replace(params, seed=None)
         if setting not in self._acceptances:
-            self._acceptances[setting] = _acceptances()
+            self._acceptances[setting] = self._new_acceptances()
         return CostRule(self.costs, self._acceptances[setting], MAX_DRAFT_TOKENS, max_leaves=leaves)
+
+    def _new_acceptances(self) -> dict[str, Acceptance]:
+        """What confidences are worth, as far as known before anything was drafted."""
+        model = Acceptance(model_prior if self.translator is None else foreign_prior)
+        return {"model": model, SIBLING: Acceptance(sibling_prior), "ngram": Acceptance(match_prior)}
 
     def _num_leaves(self, drafting: Drafting, params: SamplingParams) -> int:
         # Mirostat's budget follows one path, and would be another at each turn to a branch.
@@ -851,11 +856,6 @@ def _is_loadable(path: Path) -> bool:
     except SpecdecError:
         return False
     return True
-
-
-def _acceptances() -> dict[str, Acceptance]:
-    """What confidences are worth, as far as known before anything was drafted."""
-    return {"model": Acceptance(model_prior), SIBLING: Acceptance(sibling_prior), "ngram": Acceptance(match_prior)}
 
 
 def _load_all(wanted: Sequence[Callable[[], Model]]) -> list[Model]:

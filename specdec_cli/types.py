@@ -629,6 +629,10 @@ class LengthPolicy(Protocol):
         shown = [*confidences, candidates[0].confidence]
         return (1, self.draft_more(shown)) if self.keep_last(shown) else (0, False)
 
+    def is_promising(self, confidences: Sequence[float], confidence: float) -> bool:
+        """Whether `branch` might take one more token of a chain, whose confidence is this at the most."""
+        return self.keep_last([*confidences, confidence])
+
     def best_length(self, confidences: Sequence[float]) -> int:
         """How many tokens to score of a chain that is ready and cost nothing; only for point masses."""
         num = 0

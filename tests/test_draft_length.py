@@ -13,7 +13,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from simulator import RandomText, Seconds, World
 
-from specdec_cli.acceptance import NUM_BUCKETS, Acceptance, match_prior, model_prior, sibling_prior
+from specdec_cli.acceptance import NUM_BUCKETS, Acceptance, foreign_prior, match_prior, model_prior, sibling_prior
 from specdec_cli.cost import MAX_TABULATED, CostModel, Timing
 from specdec_cli.draft_length import CostRule, Fixed
 from specdec_cli.types import Candidate, Decision, LengthPolicy, Round
@@ -338,9 +338,11 @@ def test_limits() -> None:
 def test_reading_what_was_missed_counts() -> None:
     costs = CostModel(Timing({1: 0.1, 9: 0.11}), {"model": Timing({1: 0.02, 500: 10.0})})
     rule = CostRule(costs, {"model": Acceptance(model_prior)})
-    gains = [rule.of("model", behind, 64).gain() for behind in (1, 10, 100, 500)]
-    assert gains == sorted(gains, reverse=True)
-    assert gains[0] - gains[-1] == pytest.approx(10 * (10.0 - 0.02) / 64, rel=0.05)
+    # Twice its time, in 64 rounds or in those that half of the tokens left may take.
+    for num_left, num_rounds in ((1000, 64), (64, 32), (10, 5)):
+        gains = [rule.of("model", behind, num_left).gain() for behind in (1, 10, 100, 500)]
+        assert gains == sorted(gains, reverse=True)
+        assert gains[0] - gains[-1] == pytest.approx(2 * 10 * (10.0 - 0.02) / num_rounds, rel=0.05)
 
 
 def test_the_decision_has_the_numbers_of_the_rule() -> None:
@@ -447,7 +449,7 @@ def test_what_was_seen_fades() -> None:
 @given(st.lists(st.tuples(st.floats(0, 1), st.floats(0, 1)), max_size=400))
 @settings(max_examples=40, deadline=None)
 def test_estimates_stay_probabilities(trials: list[tuple[float, float]]) -> None:
-    for prior in (model_prior, match_prior, sibling_prior):
+    for prior in (model_prior, foreign_prior, match_prior, sibling_prior):
         acceptance = Acceptance(prior)
         for confidence, outcome in trials:
             acceptance.see(confidence)
@@ -457,7 +459,7 @@ def test_estimates_stay_probabilities(trials: list[tuple[float, float]]) -> None
         assert (acceptance.estimates <= 1 + 1e-9).all()
 
 
-@pytest.mark.parametrize("prior", [model_prior, match_prior, sibling_prior])
+@pytest.mark.parametrize("prior", [model_prior, foreign_prior, match_prior, sibling_prior])
 def test_priors_grow_with_confidence(prior: Callable[[np.ndarray], np.ndarray]) -> None:
     values = prior(np.linspace(0, 1, 50))
     assert (np.diff(values) >= 0).all()

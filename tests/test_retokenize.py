@@ -14,15 +14,27 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from lossless import Alternating, RandomPolicy, collect, distance, outcomes, reference_answers, reference_probs
 
+from specdec_cli.acceptance import Acceptance, foreign_prior
 from specdec_cli.context import CachedContext
-from specdec_cli.draft_length import Fixed
+from specdec_cli.cost import CostModel, Timing
+from specdec_cli.draft_length import CostRule, Fixed
 from specdec_cli.drafters import AutoDrafter, Intersected, NgramDrafter, NoDrafter, Retokenized
 from specdec_cli.drafters.retokenize import num_settled
 from specdec_cli.engine import speculate
 from specdec_cli.sampling import Sampler
 from specdec_cli.testing import FakeContext
 from specdec_cli.translation import SAMPLE, SharedTokens, Tokenizer, Translation, Translator
-from specdec_cli.types import ContextOptions, Draft, Drafter, LengthPolicy, Logits, Round, SamplingParams, Token
+from specdec_cli.types import (
+    Candidate,
+    ContextOptions,
+    Draft,
+    Drafter,
+    LengthPolicy,
+    Logits,
+    Round,
+    SamplingParams,
+    Token,
+)
 
 PLAIN = SamplingParams(temperature=1, top_k=0, top_p=1, min_p=0)
 GREEDY = SamplingParams(temperature=0)
@@ -235,8 +247,11 @@ def test_no_token_outside_a_grammar() -> None:
 class Recording(LengthPolicy):
     """Wants a number of tokens; remembers what it was told."""
 
-    def __init__(self, num: int) -> None:
+    def __init__(self, num: int, needed: float = 0.0) -> None:
         self.num = num
+        self.needed = needed
+        self.highest: list[float] = []
+        self.seen: list[float] = []
         self.kept: list[tuple[float, ...]] = []
         self.steps: list[int] = []
         self.behind = 0
@@ -252,6 +267,15 @@ class Recording(LengthPolicy):
     def keep_last(self, confidences: Sequence[float]) -> bool:
         self.kept.append(tuple(confidences))
         return True
+
+    def is_promising(self, confidences: Sequence[float], confidence: float) -> bool:
+        assert len(confidences) < self.num
+        self.highest.append(confidence)
+        return confidence >= self.needed
+
+    def acceptance(self, confidence: float, rank: int) -> float:
+        self.seen.append(confidence)
+        return confidence
 
     def learn(self, record: Round) -> None:
         """Nothing."""
@@ -269,6 +293,28 @@ def test_confidences_are_products_of_the_draft_tokens_that_begin_in_a_token() ->
     assert decoded(draft) == " ab abab"
     assert draft.confidences == pytest.approx((0.75**2, 0.75**3))
     assert policy.kept == [draft.confidences[:1], draft.confidences]
+
+
+def test_a_token_that_begins_too_unlikely_is_not_finished() -> None:
+    """Each further draft step could only lower its confidence."""
+    drafter, start, _ = writer(" ab abab c", before="a")
+    patient, strict = Recording(2), Recording(2, needed=0.8)
+    assert drafter.propose(start, patient, 9).tokens
+    # Where a draft token begins, its own confidence is the most that the token can have.
+    assert patient.highest == pytest.approx([0.75] * len(patient.highest))
+    drafter._last = None
+    assert not drafter.propose(start, strict, 9).tokens
+    assert len(strict.steps) == 1 < len(patient.steps)
+    # It was seen all the same, or drafts would look surer than they are.
+    assert strict.seen == pytest.approx([0.75])
+
+
+def test_what_could_pay_when_likely_is_promising_and_nothing_unlikely_is() -> None:
+    costs = CostModel(Timing({1: 0.06, 2: 0.1, 4: 0.17, 8: 0.35}), {"model": Timing({1: 0.01, 64: 0.4})})
+    turn = CostRule(costs, {"model": Acceptance(foreign_prior)}).of("model", 1, 90)
+    assert turn.is_promising((), 0.99)
+    assert not turn.is_promising((), 0.3)
+    assert turn.branch((), [Candidate(0.3, turn.acceptance(0.3, 0), 1)])[0] == 0
 
 
 def test_every_decode_call_is_told() -> None:

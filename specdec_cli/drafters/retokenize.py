@@ -6,6 +6,7 @@ Heterogeneous Vocabularies", where they are called String-Level Exact Match and 
 
 from __future__ import annotations
 
+import itertools
 import time
 import unicodedata
 from collections.abc import Collection, Sequence
@@ -51,6 +52,11 @@ class _Chain:
     texts: list[bytes] = field(default_factory=list)
     confidences: list[float] = field(default_factory=list)
     has_ended: bool = False
+
+    def confidence_at(self, start: int) -> float:
+        """The most that a token from this byte on can have: that of the draft token that begins there, if one does."""
+        begins = itertools.accumulate((len(text) for text in self.texts), initial=0)
+        return next((own for begin, own in zip(begins, self.confidences, strict=False) if begin == start), 1.0)
 
     def add(self, token: int, text: bytes, confidence: float) -> None:
         """One more draft token."""
@@ -129,7 +135,7 @@ class Retokenized:
         standing: Standing = []
         reach, goes_on = 1.0, limit > 0 and policy.draft_more(told)
         while goes_on:
-            standing = self._grow(chain, before, len(told), policy)
+            standing = self._grow(chain, before, told, policy)
             if len(standing) <= len(told) or not self._is_allowed(tokens, standing, len(told)):
                 break
             confidence = standing[len(told)][1]
@@ -169,13 +175,19 @@ class Retokenized:
                 break
         return b"" if is_cut(text, 0) else text
 
-    def _grow(self, chain: _Chain, before: bytes, num_standing: int, policy: LengthPolicy) -> Standing:
-        """Draft until more than `num_standing` tokens of the target stand, or nothing more comes."""
+    def _grow(self, chain: _Chain, before: bytes, told: Sequence[float], policy: LengthPolicy) -> Standing:
+        """Draft until more tokens of the target stand than were told, or nothing worth scoring comes."""
         standing = self._standing(chain, before)
+        start = sum(len(self._target.piece(token)) for token, _ in standing[: len(told)])
         for _ in range(_MAX_STEPS):
-            if len(standing) > num_standing or not self._step(chain, policy):
+            if len(standing) > len(told) or not self._step(chain, policy):
                 break
             standing = self._standing(chain, before)
+            highest = chain.confidence_at(start)
+            if len(standing) <= len(told) and not policy.is_promising(told, highest):
+                # What the drafts of this text are like must be known of those as well that end here.
+                policy.acceptance(highest, 0)
+                break
         return standing
 
     def _step(self, chain: _Chain, policy: LengthPolicy) -> bool:
