@@ -177,7 +177,8 @@ class CostRule(LengthPolicy):
         for drafter in record.drafters[:1]:
             self._longest[drafter] = max(self._longest.get(drafter, 0), record.num_accepted)
         stepped = self._turn is not None and self._turn.num_steps > 0
-        self._lag = 1 if stepped else self._lag + record.num_tokens
+        ends_accepted = 0 < record.num_drafted == record.num_accepted
+        self._lag = 1 + ends_accepted if stepped else self._lag + record.num_tokens
         if record.index == 0:
             # It has read the prompt; its time says nothing about a round.
             return
@@ -385,10 +386,12 @@ class _Turn(LengthPolicy):
         if confidences is not None:
             return float(self._ready(confidences)[0].max()) - self.rule.margin(self.drafter)
         costs, rate = self.rule.costs, self.rule.rate
-        step_s = costs.step_s(self.drafter)
-        missed_s = costs.step_s(self.drafter, self.num_behind) - step_s
+        # A draft that is accepted to its end leaves two tokens to read, not one: that is no investment.
+        two_s = costs.step_s(self.drafter, 2)
+        missed_s = costs.step_s(self.drafter, max(self.num_behind, 2)) - two_s
         num_rounds = max(1.0, min(_INVESTMENT_ROUNDS, self.num_left / 2))
-        gain = self.rule.lookahead(self.drafter).more(0, 1.0) - _RETURN * rate * missed_s / num_rounds
+        spent_s = self.learned.mean * (two_s - costs.step_s(self.drafter)) + _RETURN * missed_s / num_rounds
+        gain = self.rule.lookahead(self.drafter).more(0, 1.0) - rate * spent_s
         return gain - self.rule.margin(self.drafter)
 
     def spent(self, num_tokens: int, seconds: float) -> None:

@@ -95,6 +95,21 @@ def test_the_rate_is_near_the_best_fixed_lengths_and_plain_decodings(
     assert np.mean(shares) >= 0.97, shares
 
 
+@pytest.mark.parametrize("share", [0.15, 0.25])
+def test_where_a_second_token_costs_the_draft_model_much_that_is_counted(share: float) -> None:
+    """After a draft that was accepted to its end the first step reads two tokens: a CPU bound by arithmetic."""
+    for seed in range(3):
+        where = World(
+            RandomText([0.995] * 600, seed),
+            lambda num: 0.055 * share * float(np.interp(num, (1, 2, 4, 16, 64), (1, 1.7, 2.6, 7.5, 28))),
+            lambda num: 0.055 * float(np.interp(num, (1, 2, 3, 4, 5, 8, 16, 64), (1, 1.8, 2.4, 2.9, 3.5, 6, 8.2, 31))),
+            seed=seed,
+            noise=NOISE,
+        )
+        best = max(where.run(Fixed(k), 600) for k in LENGTHS)
+        assert where.run(rule_for(where), 600) >= 0.88 * best
+
+
 def tree_gains(shape: str, costs: tuple[float, float], level: float) -> tuple[float, float]:
     """What trees of up to 8 branches give more than chains by the same rule: in tokens a second, and a target pass."""
     gains = []
