@@ -9,7 +9,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, get_args
 
-from specdec_cli import conversation
+from specdec_cli import conversation, interrupt
 from specdec_cli.conversation import Message
 from specdec_cli.errors import ContextFullError, ModelLoadError, UsageError
 from specdec_cli.session import DEFAULT_MAX_TOKENS, Session, Structure, with_seed
@@ -363,8 +363,10 @@ class Chat:
         answer.stats = Stats()
         try:
             for event in self._events(answer):
-                answer.take(event)
-                yield event
+                # What is kept must have been shown.
+                with interrupt.hold():
+                    answer.take(event)
+                    yield event
         finally:
             self._commit(answer, decoded)
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 import mmap
-import re
 import struct
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from specdec_cli.errors import ModelLoadError, ModelMissingError
-from specdec_cli.split import missing_file
+from specdec_cli.split import missing_file, shard_names
 
 _VERSIONS = (2, 3)
 _DOWNLOAD = "download the model again"
@@ -54,8 +53,6 @@ TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
 
 _VECTOR_TYPES = {"F32", "F16", "BF16", "F64", "I32", "I64"}
 """llama.cpp ends the process in the middle of a pass where it meets others."""
-
-_SHARD = re.compile(r"(?P<prefix>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf", re.DOTALL)
 
 
 @dataclass(frozen=True, slots=True)
@@ -466,17 +463,16 @@ def _other_parts(first: Header) -> Iterator[Header]:
     if first.split_count == 1:
         return
     path, count = first.path, first.split_count
-    match = _SHARD.fullmatch(path.name)
-    if match is None or int(match["count"]) != count:
+    names = shard_names(path.name)
+    if len(names) != count:
         raise ModelLoadError(
             f"`{path}` is one of {count} parts, which llama.cpp finds by their names",
             f"give it its name back: ...-{first.split_no + 1:05d}-of-{count:05d}.gguf",
         )
     if first.split_no != 0:
-        name = f"{match['prefix']}-00001-of-{count:05d}.gguf"
-        raise ModelLoadError(f"`{path}` is part {first.split_no + 1} of {count}", f"name the first part: `{name}`")
-    for number in range(1, count):
-        part = path.with_name(f"{match['prefix']}-{number + 1:05d}-of-{count:05d}.gguf")
+        raise ModelLoadError(f"`{path}` is part {first.split_no + 1} of {count}", f"name the first part: `{names[0]}`")
+    for number, name in enumerate(names[1:], 1):
+        part = path.with_name(name)
         if not part.exists():
             raise ModelMissingError(
                 f"part {number + 1} of {count} is missing: `{part}`", "download all parts into one folder"

@@ -22,6 +22,8 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 _flag = ctypes.create_string_buffer(2)
 _callbacks: set[CodeType] = set()
+_num_holds = 0
+_is_waiting = False
 
 
 def callback_from_c(function: Function) -> Function:
@@ -86,8 +88,30 @@ def stop_on_sigint() -> Iterator[None]:
         clear_stop()
 
 
+@contextlib.contextmanager
+def hold() -> Iterator[None]:
+    """What is done inside is done whole: the KeyboardInterrupt of `stop_on_sigint` comes at its end.
+
+    A second Ctrl-C does not wait.
+    """
+    global _num_holds, _is_waiting
+    _num_holds += 1
+    try:
+        yield
+    finally:
+        _num_holds -= 1
+        if _is_waiting and not _num_holds:
+            _is_waiting = False
+            raise KeyboardInterrupt
+
+
 def _on_sigint(_signal: int, frame: FrameType | None) -> None:
+    global _is_waiting
     request_stop()
+    if _num_holds and not _is_waiting:
+        _is_waiting = True
+        return
+    _is_waiting = False
     # Inside a callback the C call notices the flag and its caller raises.
     if frame is None or frame.f_code not in _callbacks:
         raise KeyboardInterrupt

@@ -18,7 +18,8 @@ from pathlib import Path
 
 from specdec_cli.files import expanded
 from specdec_cli.paths import cache_dir
-from specdec_cli.registry import SPLIT_FILE, ModelSpec
+from specdec_cli.registry import ModelSpec
+from specdec_cli.split import shard_names, shard_number
 
 _MAX_DEPTH, _MAX_ENTRIES = 8, 20_000
 _MAX_MANIFEST_BYTES = 1 << 20
@@ -175,19 +176,12 @@ def _has_magic(path: Path) -> bool:
 
 
 def _is_first(path: Path) -> bool:
-    match = SPLIT_FILE.fullmatch(path.name)
-    return match is None or int(match["number"]) == 1
+    return (shard_number(path.name) or (1, 1))[0] == 1
 
 
 def shards(path: Path) -> list[Path]:
     """All files that a model must have: itself, and the other shards of a split one."""
-    match = SPLIT_FILE.fullmatch(path.name)
-    if match is None or not _is_first(path):
-        return [path]
-    count = match["count"]
-    # A name that promises a hundred thousand shards is a joke.
-    numbers = range(1, min(int(count), 1000) + 1)
-    return [path, *(path.with_name(f"{match['stem']}-{number:05}-of-{count}.gguf") for number in numbers[1:])]
+    return [path.with_name(name) for name in shard_names(path.name)] if _is_first(path) else [path]
 
 
 def _model(place: str, path: Path, name: str) -> LocalModel | None:

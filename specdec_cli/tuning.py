@@ -37,7 +37,7 @@ OnProgress = Callable[[str, float], None]
 MIN_GAIN = 1.03
 """Less is within the noise of a machine that does other things too: then nothing is changed."""
 
-ANSWERS_S, PASSES_S, STEPS_S = 12.0, 8.0, 8.0
+ANSWERS_S, PASSES_S, STEPS_S = 9.0, 6.0, 5.0
 """What each kind of measurement may take; converting 0.5 B weights four times takes about 15 s."""
 
 _SPARE_BYTES = 256 << 20

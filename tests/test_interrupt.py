@@ -176,6 +176,41 @@ def test_signal_in_the_inner_block_leaves_the_outer_one_whole() -> None:
 
 
 @pytest.mark.skipif(not hasattr(signal, "SIGUSR1"), reason="no other signal to send")
+def test_what_is_held_is_done_whole() -> None:
+    done: list[str] = []
+
+    def work() -> None:
+        with interrupt.hold():
+            with interrupt.hold():
+                press_ctrl_c()
+                done.append("first")
+            # Decoding gives up at once all the same.
+            assert stop_requested()
+            done.append("second")
+        done.append("third")
+
+    with pytest.raises(KeyboardInterrupt), stop_on_sigint():
+        work()
+    assert done == ["first", "second"]
+    with stop_on_sigint(), interrupt.hold():
+        """Nothing waits any more."""
+
+
+def test_a_second_ctrl_c_does_not_wait() -> None:
+    done: list[str] = []
+
+    def work() -> None:
+        for name in ("first", "second"):
+            press_ctrl_c()
+            done.append(name)
+
+    with pytest.raises(KeyboardInterrupt), stop_on_sigint(), interrupt.hold():
+        work()
+    assert done == ["first"]
+    with stop_on_sigint(), interrupt.hold():
+        """Nothing waits any more."""
+
+
 def test_other_signals_do_not_stop() -> None:
     old = signal.signal(signal.SIGUSR1, lambda *_: None)
     try:
