@@ -17,7 +17,7 @@ _KNOTS = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 65, 128, 512],
 _GROWTH, _EXPONENT = 0.45, 0.5
 """Shape of t(n) / t(1) = 1 + 0.45 (n - 1)^0.5 while nothing else is known: a CPU's, measured on 4-bit models."""
 
-_LEVEL_GAIN, _KNOT_GAIN, _MAX_STEP = 0.04, 0.12, 0.3
+_LEVEL_GAIN, _KNOT_GAIN, _MAX_STEP, _CORRECTION = 0.04, 0.12, 0.3, 0.5
 _MIN_SECONDS = 1e-9
 _REJECTED_GAIN = 1 / 16
 
@@ -26,8 +26,8 @@ class Timing:
     """Seconds of a decode pass as a function of its number of tokens.
 
     A table of a few sizes, interpolated; each observation moves the whole table a little, which follows a growing
-    context, and its own size more. An observation far off moves it no further than a moderate one: processes get
-    interrupted.
+    context, and its own size more. An observation far too slow moves it no further than a moderate one: processes get
+    interrupted. One far too fast moves its own size half the way.
 
     Args:
         measured: number of tokens -> seconds, at least one entry with positive seconds; sizes between them get the
@@ -57,9 +57,11 @@ class Timing:
     def learn(self, num_tokens: int, seconds: float) -> None:
         """Take one pass into account."""
         ratio = math.log(max(seconds, _MIN_SECONDS) / self(num_tokens))
-        step = min(max(ratio, -_MAX_STEP), _MAX_STEP)
         nearness = np.maximum(0.0, 1.0 - np.abs(np.log2(_KNOTS / num_tokens)) * 2.0)
-        self._seconds *= np.exp((_LEVEL_GAIN + _KNOT_GAIN * nearness) * step)
+        step = min(max(ratio, -_MAX_STEP), _MAX_STEP)
+        # Nothing makes a pass much faster than it can be: then what was known is wrong.
+        own = _CORRECTION * max(ratio, -1.0) if ratio < -_MAX_STEP else _KNOT_GAIN * step
+        self._seconds *= np.exp(_LEVEL_GAIN * step + own * nearness)
         self._refresh()
 
     def scaled(self, factor: float) -> Timing:

@@ -70,6 +70,9 @@ _MAX_ALLOWANCE = 4.0
 
 _MIN_GAP, _MAX_GAP = 8, 64
 
+_FIRST_CHECK, _LAST_CHECK, _CLEAR_GAIN = 8, 256, 1.5
+"""After 8, 16, ... 256 rounds with drafts in a row one is plain, unless drafting pays clearly: t(1) might be wrong."""
+
 _EASY, _WORTH_READING, _MOST_LEFT = 0.95, 0.5, 256
 """With each token accepted in 95 %, drafting must gain this many tokens a round for the prompt to be read for it."""
 
@@ -115,6 +118,7 @@ class CostRule(LengthPolicy):
         self._num_tokens, self._seconds = 1.0, costs.target(1)
         self._allowance = _FIRST_ALLOWANCE * costs.target(1)
         self._gap, self._num_off = 1, 0
+        self._check_gap, self._num_on = _FIRST_CHECK, 0
         self._sureness = self._probed_at = 0.5
         self._lookaheads: dict[str, tuple[int, _Lookahead]] = {}
         self._num_rounds = 0
@@ -182,6 +186,9 @@ class CostRule(LengthPolicy):
         if record.index == 0:
             # It has read the prompt; its time says nothing about a round.
             return
+        if self.is_check_due:
+            self._check_gap = min(2 * self._check_gap, _LAST_CHECK)
+        self._num_on = self._num_on + 1 if record.num_drafted else 0
         num_decoded = 1 + record.num_drafted + record.num_reread
         self._observed.target.learn(num_decoded, record.total_s - record.propose_s)
         seconds = record.total_s
@@ -227,6 +234,11 @@ class CostRule(LengthPolicy):
     def is_first_round(self) -> bool:
         """Whether nothing has been learned of this answer yet."""
         return self._num_rounds == 0
+
+    @property
+    def is_check_due(self) -> bool:
+        """Whether what plain decoding takes has not been seen for long, and the gain over it is small."""
+        return self._num_on >= self._check_gap and self.rate * self._costs.target(1) < _CLEAR_GAIN
 
     def may_probe(self, seconds: float) -> bool:
         """Whether a probe of so many seconds is due, and within the allowance; earlier where the text grows easier."""
@@ -289,7 +301,8 @@ class _Turn(LengthPolicy):
             self.reason = "end"
             return False
         if self.gain() > 0:
-            return True
+            self.reason = "check" if self.rule.is_check_due else self.reason
+            return not self.rule.is_check_due
         step_s = self.rule.costs.step_s(self.drafter, self.num_behind)
         # Only a drafter that has read the prompt can tell; later there is a budget.
         self.is_probe = self._could_pay() if self.rule.is_first_round else self.rule.may_probe(step_s)
@@ -377,8 +390,10 @@ class _Turn(LengthPolicy):
         best = int(values.argmax())
         if values[best] <= self.rule.margin(self.drafter):
             best = 0
+        is_check = best > 0 and self.rule.is_check_due
+        best = 0 if is_check else best
         self.reach, self.num_kept = float(reaches[best]), best
-        self.reason = "cost" if best < len(confidences) else "end"
+        self.reason = "check" if is_check else "cost" if best < len(confidences) else "end"
         return best
 
     def gain(self, confidences: Sequence[float] | None = None) -> float:

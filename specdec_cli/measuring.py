@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import psutil
+
 from specdec_cli import paths, selfcheck
 from specdec_cli.cost import CostModel, Timing
 from specdec_cli.files import read_object, replace_text
+from specdec_cli.llama import default_threads
 from specdec_cli.types import Context, Draft
 
 _TARGET_SIZES, _DRAFT_SIZES = (1, 2, 3, 4, 5, 8, 16), (1, 2, 8, 64)
@@ -19,6 +23,7 @@ _NUM_BEFORE = 32
 
 _LONG_S, _NEVER, _NUM_REJECTED = 0.5, 1e4, 4
 _MAX_REMEMBERED = 64
+_SPARE_CORES, _SHORT_S = 0.3, 0.5
 
 # Raise it when the numbers mean something else.
 _VERSION = 3
@@ -99,6 +104,26 @@ def _rejected_s(context: Context, num_before: int, plain_s: float) -> float:
 def _some_tokens(num: int, num_vocab: int) -> list[int]:
     # All different: a mixture of experts would read fewer weights for equal ones.
     return [7919 * (index + 1) % num_vocab for index in range(num)]
+
+
+class Load:
+    """What other programs do while this exists."""
+
+    def __init__(self) -> None:
+        self._began = self._now()
+
+    def is_crowded(self) -> bool:
+        """Whether others left fewer cores than decoding wants; of half a second clocks of processes do not tell."""
+        wall_s, others_s = (now - then for now, then in zip(self._now(), self._began, strict=True))
+        cores = psutil.cpu_count() or 1
+        return wall_s > _SHORT_S and cores - others_s / wall_s < default_threads() - _SPARE_CORES
+
+    @staticmethod
+    def _now() -> tuple[float, float]:
+        """Seconds of the clock, and of all cores in other programs."""
+        times, own = psutil.cpu_times(), psutil.Process().cpu_times()
+        idle = times.idle + getattr(times, "iowait", 0.0)
+        return time.perf_counter(), sum(times) - idle - own.user - own.system
 
 
 # --- what is remembered ----------------------------------------------------------------------------------------------

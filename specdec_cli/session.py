@@ -674,9 +674,12 @@ class Session:
             (target, draft), key = contexts, self._costs_key
             measured = measuring.recall(key)
             if measured is None or (draft is not None and "model" not in measured.drafts):
+                load = measuring.Load()
                 measured = measuring.measure(target, {} if draft is None else {"model": draft})
                 self.scale(measured)
-                if all(measuring.fits(context) for context in contexts if context is not None):
+                fits = all(measuring.fits(context) for context in contexts if context is not None)
+                # Times that other programs have stretched would be believed for good.
+                if fits and not load.is_crowded():
                     measuring.remember(key, measured)
             # Copied, so that they are the same numbers as those that will be remembered.
             self._measured, self._costs = measured.copy(), measured.copy()

@@ -15,12 +15,12 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 import numpy as np
-import psutil
 
 from specdec_cli import calibration, interrupt, selfcheck, tuned
 from specdec_cli.calibration import NUM_CTX, Text
 from specdec_cli.errors import BackendError, OutOfMemoryError
 from specdec_cli.llama import Model, default_threads, find_translator, supports_gpu_offload
+from specdec_cli.measuring import Load
 from specdec_cli.memory import ON_CPU, Fit, Headers, available, max_ctx
 from specdec_cli.prediction import predict_rate
 from specdec_cli.requantize import TEMPORARY, requantize
@@ -42,7 +42,6 @@ ANSWERS_S, PASSES_S, STEPS_S = 9.0, 6.0, 5.0
 
 _SPARE_BYTES = 256 << 20
 _MEMORY_SHARE = 0.6
-_SPARE_CORES = 0.3
 _LOST_AGREEMENT = 0.05
 _CROWDED = "other programs took cores meanwhile, which makes times worthless: nothing was decided"
 
@@ -262,12 +261,12 @@ class _Tuning:
 
     def run(self) -> TuneReport:
         """Read, convert, measure, choose; nothing is chosen by times that other programs have stretched."""
-        load = _Load()
+        load = Load()
         self._read_target()
         if load.is_crowded():
             return self._report(Tuned(self._draft), _CROWDED, is_crowded=True)
         files = [(PUBLISHED, self._draft), *self._convert()]
-        load = _Load()
+        load = Load()
         measurements = self._measure(files)
         chosen, reason = _choose(measurements, dict(files), 1 / self._pass_s[1])
         settings = self._try_settings(chosen)
@@ -456,23 +455,3 @@ def _variants(chosen: Tuned) -> list[tuple[str, Tuned]]:
         ("flash attention off", replace(chosen, flash_attention=False)),
         ("q8_0 cache", replace(chosen, kv_type="q8_0", flash_attention=True)),
     ]
-
-
-class _Load:
-    """What other programs do while this exists."""
-
-    def __init__(self) -> None:
-        self._began = self._now()
-
-    def is_crowded(self) -> bool:
-        """Whether others left fewer cores than decoding wants."""
-        wall_s, others_s = (now - then for now, then in zip(self._now(), self._began, strict=True))
-        cores = psutil.cpu_count() or 1
-        return wall_s > 0 and cores - others_s / wall_s < default_threads() - _SPARE_CORES
-
-    @staticmethod
-    def _now() -> tuple[float, float]:
-        """Seconds of the clock, and of all cores in other programs."""
-        times, own = psutil.cpu_times(), psutil.Process().cpu_times()
-        idle = times.idle + getattr(times, "iowait", 0.0)
-        return time.perf_counter(), sum(times) - idle - own.user - own.system

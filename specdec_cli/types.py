@@ -17,7 +17,7 @@ from specdec_cli.errors import UsageError
 Logits = NDArray[np.floating[Any]]
 
 Source = Literal["draft", "bonus", "recovered", "target", "closing"]
-Reason = Literal["cost", "off", "probe", "end"]
+Reason = Literal["cost", "off", "probe", "check", "end"]
 FinishReason = Literal["eog", "length", "context", "stop"]
 
 

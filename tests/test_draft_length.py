@@ -424,6 +424,44 @@ def test_measured_sizes_are_kept_and_others_have_the_usual_shape() -> None:
     assert timing(1) < timing(3) < timing(5) < timing(16) < timing(65) < timing(2000)
 
 
+def test_a_time_far_too_long_is_soon_corrected() -> None:
+    """Nothing makes a pass faster than it can be; a clock that stood still must not be believed."""
+    timing = Timing({1: 0.1, 2: 0.11, 16: 0.4})
+    for _ in range(4):
+        timing.learn(1, 0.05)
+    assert timing(1) < 0.07
+    assert timing(16) > 0.35
+    timing.learn(1, 0.0)
+    assert timing(1) > 0.03
+
+
+def wrong_start(num_tokens: int) -> World:
+    """Drafting does not pay, and a plain pass was measured as if it took twice its time."""
+    return World(
+        RandomText([0.6] * num_tokens, 0),
+        step_times(0.011),
+        lambda num: 0.05 * float(np.interp(num, (1, 2, 3, 4, 5, 8, 16, 64), (1, 1.8, 2.4, 2.9, 3.5, 6, 8.2, 31))),
+        noise=NOISE,
+    )
+
+
+def test_a_plain_pass_that_was_measured_wrong_is_found_out() -> None:
+    where = wrong_start(600)
+    believed = {1: 0.098, 2: 0.098, 3: 0.19, 4: 0.19, 5: 0.2, 8: 0.4, 16: 0.63}
+    costs = CostModel(Timing(believed), {"model": Timing({1: 0.011, 64: 0.05})})
+    rule = CostRule(costs, {"model": Acceptance(model_prior)})
+    assert where.run(rule, 600) > 0.92 / 0.05
+    assert rule.costs.target(1) < 0.06
+    reasons = [record.decision.reason for record in where.records if record.decision]
+    assert reasons.index("check") <= 10
+
+
+def test_where_drafting_pays_clearly_no_round_is_given_up_to_check() -> None:
+    where = world([0.92] * 600, "gpu", COSTS[3])
+    where.run(rule_for(where), 600)
+    assert "check" not in {record.decision.reason for record in where.records if record.decision}
+
+
 def test_an_outlier_moves_a_time_little_and_a_change_is_learned() -> None:
     timing = Timing({1: 0.1})
     timing.learn(1, 5.0)

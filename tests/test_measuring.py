@@ -47,6 +47,16 @@ def test_measuring_fits_any_context_and_leaves_it_empty(num_ctx: int, can_forget
     assert not draft.tokens
 
 
+@pytest.mark.parametrize("is_crowded", [False, True])
+def test_times_that_others_have_stretched_are_not_remembered(monkeypatch: pytest.MonkeyPatch, is_crowded: bool) -> None:
+    remembered: list[CostModel] = []
+    monkeypatch.setattr(measuring, "remember", lambda _key, costs: remembered.append(costs))
+    monkeypatch.setattr(measuring.Load, "is_crowded", lambda _: is_crowded)
+    with Session(FakeModel(1), FakeModel(2), SessionOptions(num_ctx=256)) as session:
+        assert session.costs.target(1) > 0
+    assert len(remembered) == 1 - is_crowded
+
+
 def test_an_answer_is_the_same_after_measuring() -> None:
     for drafting in (Drafting(), PLAIN_DECODING):
         with Session(FakeModel(1), FakeModel(2), SessionOptions(drafting)) as session:

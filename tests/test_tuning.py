@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from models import CHATML, no_vocabulary, sentencepiece_vocabulary, tiny
 
-from specdec_cli import calibration, llama, requantize, selfcheck, tuned, tuning
+from specdec_cli import calibration, llama, measuring, requantize, selfcheck, tuned, tuning
 from specdec_cli.calibration import Text
 from specdec_cli.cli import pull as pull_module
 from specdec_cli.cli.app import invoke
@@ -30,7 +30,7 @@ from specdec_cli.types import ContextOptions
 
 posix = pytest.mark.skipif(sys.platform == "win32", reason="needs POSIX signals and limits")
 
-IS_CROWDED = tuning._Load.is_crowded
+IS_CROWDED = measuring.Load.is_crowded
 LABELS = [candidate.label for candidate in CANDIDATES]
 
 
@@ -40,7 +40,7 @@ def _one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(llama, "default_threads", lambda: 1)
     monkeypatch.setattr(tuning, "default_threads", lambda: 1)
     monkeypatch.setattr(calibration, "MAX_ANSWER", 12)
-    monkeypatch.setattr(tuning._Load, "is_crowded", lambda _: False)
+    monkeypatch.setattr(measuring.Load, "is_crowded", lambda _: False)
 
 
 def convert_here(source: Path, destination: Path, ftype: str, *, pure: bool, threads: int) -> None:
@@ -189,7 +189,7 @@ def test_beside_other_programs_nothing_is_decided(
     before = find_tuned(*done)
     favor("Q8_0")
     crowded = [phase == 0, phase == 1]
-    monkeypatch.setattr(tuning._Load, "is_crowded", lambda _: crowded.pop(0))
+    monkeypatch.setattr(measuring.Load, "is_crowded", lambda _: crowded.pop(0))
     report = tune(*done)
     assert report.is_crowded
     assert report.chosen == Tuned(done[1])
@@ -198,11 +198,11 @@ def test_beside_other_programs_nothing_is_decided(
 
 
 def test_other_programs_are_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tuning.psutil, "cpu_count", lambda: 2)
-    monkeypatch.setattr(tuning, "default_threads", lambda: 2)
+    monkeypatch.setattr(measuring.psutil, "cpu_count", lambda: 2)
+    monkeypatch.setattr(measuring, "default_threads", lambda: 2)
     now = [(0.0, 0.0), (10.0, 1.0), (20.0, 9.0)]
-    monkeypatch.setattr(tuning._Load, "_now", staticmethod(lambda: now.pop(0)))
-    load = tuning._Load()
+    monkeypatch.setattr(measuring.Load, "_now", staticmethod(lambda: now.pop(0)))
+    load = measuring.Load()
     assert not IS_CROWDED(load)
     assert IS_CROWDED(load)
 

@@ -11,6 +11,7 @@ _REASONS = {
     "cost": "one more did not pay",
     "off": "drafting does not pay",
     "probe": "tried, to see whether it pays",
+    "check": "left out, to see what it saves",
     "end": "nothing more to propose",
 }
 _HEAD = "    round drafter   K  ok       A       p     R/s    d ms  t(n) ms  t(n+1) ms  why"
