@@ -17,7 +17,7 @@ from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.paths import state_dir
 
 _BLOCK = 1 << 22
-_MAX_DIGESTS = 64
+_MAX_FILES = 64
 _POLL_S, _PATIENCE_S = 0.01, 20.0
 
 
@@ -121,20 +121,39 @@ def file_digest(path: Path) -> str:
 
 def known_digest(path: Path) -> str | None:
     """The SHA-256 that the file had when it was hashed; None when it never was, or has changed."""
-    known = read_object(_digests()).get(_identity(path))
+    known = known_of(path, "digests")
     return known if isinstance(known, str) else None
 
 
 def remember_digest(path: Path, sha256: str) -> None:
     """Note what a file was just hashed to."""
-    known = read_object(_digests())
+    remember_of(path, "digests", sha256)
+
+
+def known_of(path: Path, name: str) -> Any:
+    """What was remembered of a file as it is, by path, size and time of change; None when nothing was.
+
+    Args:
+        path: of the file.
+        name: of what is remembered, such as "digests".
+
+    Raises:
+        OSError: there is no such file.
+    """
+    return read_object(state_dir() / f"{name}.json").get(_identity(path))
+
+
+def remember_of(path: Path, name: str, value: Any) -> None:
+    """Remember something of a file as it is; without a place to write to it is found out again.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    store = state_dir() / f"{name}.json"
+    known = read_object(store)
     known.pop(_identity(path), None)
-    kept = [*known.items(), (_identity(path), sha256)][-_MAX_DIGESTS:]
-    replace_text(_digests(), json.dumps(dict(kept)))
-
-
-def _digests() -> Path:
-    return state_dir() / "digests.json"
+    kept = [*known.items(), (_identity(path), value)][-_MAX_FILES:]
+    replace_text(store, json.dumps(dict(kept)))
 
 
 def _identity(path: Path) -> str:

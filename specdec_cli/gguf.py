@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from specdec_cli.errors import ModelLoadError, ModelMissingError
+from specdec_cli.files import known_of, remember_of
 from specdec_cli.split import missing_file, shard_names
 
 _VERSIONS = (2, 3)
@@ -50,6 +51,9 @@ TENSOR_TYPES: Mapping[int, tuple[str, int, int]] = {
     40: ("NVFP4", 64, 36), 41: ("Q1_0", 128, 18), 42: ("Q2_0", 64, 18),
 }  # fmt: skip
 """ggml's number of a type -> name, weights in a block, bytes of a block."""
+
+_ENDS, _LONG_ARRAY = "vocabularies", 10_000
+"""What is remembered of headers: where arrays of more texts than that end."""
 
 _VECTOR_TYPES = {"F32", "F16", "BF16", "F64", "I32", "I64"}
 """llama.cpp ends the process in the middle of a pass where it meets others."""
@@ -188,11 +192,21 @@ def read_header(path: Path) -> Header:
         with path.open("rb") as stream:
             _check_magic(path, stream.read(24))
             with mmap.mmap(stream.fileno(), 0, access=mmap.ACCESS_READ) as data:
-                return _Reader(path, data).header()
+                return _read(path, data)
     except FileNotFoundError:
         raise missing_file(path) from None
     except OSError as error:
         raise ModelLoadError(f"cannot read `{path}`: {error.strerror}", "check its permissions") from None
+
+
+def _read(path: Path, data: mmap.mmap) -> Header:
+    """The header; where its vocabularies end is remembered, because walking through them takes 50 ms."""
+    known = known_of(path, _ENDS)
+    reader = _Reader(path, data, known if isinstance(known, dict) else {})
+    header = reader.header()
+    if reader.ends != known and reader.ends:
+        remember_of(path, _ENDS, reader.ends)
+    return header
 
 
 def _check_magic(path: Path, head: bytes) -> None:
@@ -246,10 +260,16 @@ class _Reader:
     Args:
         path: for messages.
         data: the whole file, mapped.
+        known: where each long array of texts ends, by where it begins.
+
+    Attributes:
+        ends: the same, of this file.
     """
 
-    def __init__(self, path: Path, data: mmap.mmap) -> None:
+    def __init__(self, path: Path, data: mmap.mmap, known: Mapping[str, object]) -> None:
         self._path = path
+        self._known = known
+        self.ends: dict[str, int] = {}
         self._data = data
         self._size = len(data)
         self._position = 4
@@ -320,7 +340,13 @@ class _Reader:
         first = self._position
         if count <= _KEPT_ITEMS:
             return tuple(self._string(_MAX_KEY_BYTES, what) for _ in range(count))
-        self._skip_strings(count, what)
+        end = self._known.get(str(first)) if count > _LONG_ARRAY else None
+        if isinstance(end, int) and first + 8 * count <= end <= self._size:
+            self._position = end
+        else:
+            self._skip_strings(count, what)
+        if count > _LONG_ARRAY:
+            self.ends[str(first)] = self._position
         return Skipped(_STRING, count, first)
 
     def _skip_strings(self, count: int, what: str) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import json
 import os
 import struct
 from pathlib import Path
@@ -13,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from models import tiny
 
+from specdec_cli import gguf, paths
 from specdec_cli.errors import ModelLoadError, ModelMissingError, SpecdecError
 from specdec_cli.gguf import TENSOR_TYPES, Skipped, check_header, read_header
 from specdec_cli.tiny import write_gguf
@@ -87,6 +89,40 @@ def test_long_arrays_and_texts_are_counted_not_kept(tmp_path: Path) -> None:
         (5, 2000),
         (8, 2 << 20),
     ]
+
+
+def with_vocabulary(path: Path, word: str, num: int = 20_000) -> Path:
+    words = array(8, num, text(word) * num)
+    after = ("general.name", 8, text("behind it"))
+    return write_raw(path, (*PLAIN, ("tokenizer.ggml.tokens", 9, words), after))
+
+
+def test_where_a_vocabulary_ends_is_remembered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = with_vocabulary(tmp_path / "m.gguf", "word")
+    walked: list[str] = []
+    walk = gguf._Reader._skip_strings
+    monkeypatch.setattr(
+        gguf._Reader, "_skip_strings", lambda self, count, what: (walked.append(what), walk(self, count, what))
+    )
+    first = read_header(path)
+    assert (first, len(walked)) == (read_header(path), 1)
+    assert first.metadata["general.name"] == "behind it"
+    # Another file of that name, and of that size.
+    with_vocabulary(path, "wine")
+    os.utime(path, ns=(1, 1))
+    assert (read_header(path), len(walked)) == (first, 2)
+
+
+@pytest.mark.parametrize("known", [-5, 10**9, "x", None, True, [1], {"a": 1}])
+def test_nonsense_that_was_remembered_is_not_believed(tmp_path: Path, known: object) -> None:
+    path = with_vocabulary(tmp_path / "m.gguf", "word")
+    first = read_header(path)
+    store = paths.state_dir() / "vocabularies.json"
+    ((identity, ends),) = json.loads(store.read_text()).items()
+    for value in (known, dict.fromkeys(ends, known)):
+        store.write_text(json.dumps({identity: value}))
+        assert read_header(path) == first
+    assert json.loads(store.read_text()) == {identity: ends}
 
 
 def test_the_types_are_those_of_ggml() -> None:
