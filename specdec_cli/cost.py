@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import accumulate
 
 import numpy as np
 
@@ -36,6 +37,8 @@ class Timing:
 
     def __init__(self, measured: Mapping[int, float]) -> None:
         sizes = sorted(measured)
+        # More tokens never take less time, and what disturbs a measurement makes it longer: the shorter one counts.
+        measured = dict(zip(reversed(sizes), accumulate((measured[n] for n in reversed(sizes)), min), strict=True))
         factors = [max(measured[n], _MIN_SECONDS) / _usual(n) for n in sizes]
         self._seconds = np.interp(_KNOTS, sizes, factors) * _usual(_KNOTS)
         if len(sizes) > 1:
@@ -70,7 +73,7 @@ class Timing:
 
     def as_dict(self) -> dict[int, float]:
         """What `Timing` can be made from again."""
-        return {int(n): float(s) for n, s in zip(_KNOTS, self._seconds, strict=True)}
+        return {int(n): float(s) for n, s in zip(_KNOTS, self._monotone, strict=True)}
 
     def _refresh(self) -> None:
         # More tokens never take less time; noise must not promise that they do.

@@ -504,6 +504,8 @@ class Session:
     ) -> NearTie | None:
         """Where two greedy answers to the same prompt part, with the target's two best logits in plain decoding there.
 
+        What they have in common is decoded once more, token by token from an empty cache: that is plain decoding.
+
         Returns:
             None when they are equal.
         """
@@ -517,8 +519,11 @@ class Session:
         sampler = Sampler(params, self.target.num_vocab, constraint, self._breakers_for(params))
         target, _ = self.prepare(len(prompt), position + 1)
         tokens = [*prompt, *first[:position]]
-        target.sync(tokens)
-        row = target.score()[0].copy()
+        target.clear()
+        for size in range(len(prompt), len(tokens) + 1):
+            target.sync(tokens[:size])
+            row = target.score()[0]
+        row = row.copy()
         best = top_two(*sampler.candidates(row, tokens))
         texts = [self.target.piece(token, special=True).decode("utf-8", "replace") for token, _ in best]
         return NearTie(position, (texts[0], texts[1]), (best[0][1], best[1][1]), _batch_noise(target, tokens, row))
@@ -800,13 +805,16 @@ class Session:
 
 
 def _batch_noise(target: Context, tokens: Sequence[int], row: Logits) -> float:
-    """Root mean square change of a row when its last tokens are decoded in one batch, or behind a tree."""
+    """Root mean square change of a row when its last tokens, or all, are decoded in one batch, or behind a tree."""
     size = min(4, len(tokens) - 1)
     if size < 1:
         return 0.0
     target.sync(tokens[:-size])
     noise = _difference(row, target.score(Draft.chain(tokens[-size:]))[-1])
-    target.keep(range(size))
+    # A first round decodes the end of the prompt together with a draft, and every later row reads what that left.
+    target.clear()
+    target.sync(tokens)
+    noise = max(noise, _difference(row, target.score()[0]))
     if target.max_leaves > 1:
         # At one place nothing may change by chance.
         noise = max(noise, *(_order_noise(target, tokens, row, size) for size in (4, 8, 12)))

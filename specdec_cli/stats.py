@@ -193,8 +193,8 @@ class NearTie:
         texts: both tokens as text, the target's best first.
         logits: their logits in plain decoding, same order.
         noise: by how much (root mean square over the vocabulary) the logits change there when llama.cpp decodes the
-            last tokens as one batch, with other kernels, and not one by one, or finds them in another order in its
-            cache; no speculation is involved.
+            last tokens, or all, as one batch, with other kernels, and not one by one, or finds them in another order
+            in its cache; no speculation is involved.
     """
 
     position: int

@@ -181,11 +181,15 @@ def locked() -> Iterator[None]:
     """Make the folder and hold its lock: two processes would delete each other's candidates.
 
     Raises:
-        BackendError: another process holds it.
-        OSError: the folder cannot be made.
+        BackendError: another process holds it, or the folder cannot be made.
     """
-    folder().mkdir(parents=True, exist_ok=True)
-    with (folder() / ".lock").open("w") as stream:
+    try:
+        folder().mkdir(parents=True, exist_ok=True)
+        lock = (folder() / ".lock").open("w")
+    except OSError as error:
+        reason = f"cannot write to `{folder()}`: {error.strerror}"
+        raise BackendError(reason, "set SPECDEC_HOME to a folder that can be written") from None
+    with lock as stream:
         if not try_lock(stream):
             raise BackendError("another process is tuning a draft", "wait until it has finished")
         yield

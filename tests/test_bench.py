@@ -409,6 +409,17 @@ def test_files_that_are_no_reports(text: str, tmp_path: Path) -> None:
         read_document(tmp_path / "nowhere.json", "--compare")
 
 
+@pytest.mark.parametrize(
+    "change",
+    [{"models": {}}, {"models": "x"}, {"settings": []}, {"settings": "x"}, {"checks": "x"}],
+    ids=str,
+)
+def test_reports_that_were_changed_by_hand(change: dict[str, object], tmp_path: Path) -> None:
+    path = stored(tmp_path, {**document(), **change})
+    with pytest.raises(UsageError, match="is not a report of"):
+        read_document(path, "--report")
+
+
 def test_documented_fields() -> None:
     page = (ROOT / "docs" / "json.md").read_text(encoding="utf-8")
     section = page.split("\n## specdec bench --json\n")[1].split("\n## ")[0]
@@ -943,6 +954,15 @@ class TestStoredReports:
         assert invoke(["bench", "--report", path, "--min-speedup", "1.4"]) == 0
         assert invoke(["bench", "--report", path, "--min-speedup", "1.6"]) == 5
         assert "1.52x, 1.6x were wanted; below it: a, b" in capsys.readouterr().err
+
+    @pytest.mark.parametrize("flag", ["--report", "--compare"])
+    def test_a_report_is_not_written_over(self, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        path = stored(tmp_path, document())
+        before = path.read_bytes()
+        more = [] if flag == "--report" else ["--report", str(stored(tmp_path, document(), "new.json"))]
+        assert invoke(["bench", flag, str(path), *more, "--csv", str(tmp_path / "." / path.name)]) == 2
+        assert f"is the report that {flag} reads" in capsys.readouterr().err
+        assert path.read_bytes() == before
 
     @pytest.mark.parametrize("flag", ["--save", "--check-lossless"])
     def test_needs_a_measurement(self, flag: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

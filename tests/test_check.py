@@ -150,7 +150,7 @@ class TestCommand:
     @pytest.mark.parametrize(
         ("extra", "said"),
         [
-            (["-t", "0"], "temperature above 0"),
+            (["-t", "0"], "--temperature must be above 0"),
             (["-k", "0"], "--draft-tokens must be 1 or more"),
             (["--first", "0"], "--first must be 1 or more"),
             (["--prompts", "nowhere.jsonl"], "cannot read `nowhere.jsonl`"),
@@ -160,6 +160,13 @@ class TestCommand:
     def test_bad_input(self, extra: list[str], said: str, capsys: pytest.CaptureFixture[str]) -> None:
         assert invoke([*ARGUMENTS, *extra]) == 2
         assert said in capsys.readouterr().err
+
+    def test_whoever_set_the_temperature_to_0_is_named(
+        self, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        monkeypatch.setenv("SPECDEC_TEMPERATURE", "0")
+        assert invoke(["check", "--target", "t.gguf", "--draft", "d.gguf"]) == 2
+        assert "Hint: it is set by SPECDEC_TEMPERATURE" in capsys.readouterr().err
 
     def test_without_a_draft_model(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert invoke(["check", "--target", "t.gguf"]) == 2

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import errno
 import io
 import json
 import os
@@ -24,6 +25,7 @@ from models import CHATML, no_vocabulary, sentencepiece_vocabulary, tiny
 from specdec_cli.cli.app import invoke
 from specdec_cli.cli.prompt import read_prompt
 from specdec_cli.errors import ExitCode, UsageError
+from specdec_cli.ngram_store import NgramStore
 from specdec_cli.session import Session, SessionOptions
 from specdec_cli.testing import FakeContext, FakeModel
 from specdec_cli.types import ContextOptions, Draft, Drafting, Logits
@@ -1041,6 +1043,23 @@ class TestDrafting:
         assert done.code == 0
         assert done.err.startswith("Warning: ")
         assert file.read_bytes() == b"not a database" * 100
+
+    def test_an_answer_that_no_ngram_file_takes_is_told(self, run: Run, pair: Pair, tmp_path: Path) -> None:
+        (tmp_path / "file").touch()
+        done = run(*self.BARE, "--ngram-cache", str(tmp_path / "file" / "own.sqlite"), "abc")
+        assert done.code == 0
+        assert done.err.count("Warning: ") == 1
+
+    def test_an_ngram_file_that_is_full_is_told_behind_the_answer(
+        self, run: Run, pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        def full(*_arguments: object) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+        monkeypatch.setattr(NgramStore, "_write", full)
+        done = run(*self.BARE, "--ngram-cache", str(tmp_path / "own.sqlite"), "abc")
+        assert done.code == 0
+        assert "cannot be used: No space left on device; the answer was not added" in done.err
 
     def test_tuning_is_hinted_at_once(self, run: Run, pair: Pair) -> None:
         assert "`specdec tune --target fake-3.gguf --draft fake-3.gguf`" in run(*self.BARE, "abc").err

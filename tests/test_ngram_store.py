@@ -407,6 +407,12 @@ def test_what_is_not_text_is_left_out(
     assert capsys.readouterr().err == ""
 
 
+def test_when_nothing_is_text_nothing_was_done(model: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "zeros").write_bytes(b"a\0b")
+    assert build(tmp_path / "zeros", "--target", model) == ExitCode.FAILURE
+    assert "nothing was learned" in capsys.readouterr().err
+
+
 def test_errors(model: Path, text: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     def failed(code: ExitCode, message: str, *arguments: object) -> None:
         assert build(*arguments) == code

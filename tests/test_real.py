@@ -115,6 +115,18 @@ def test_greedy_answer_is_the_targets_own(session: Session, kind: str) -> None:
         assert tie.is_explained
 
 
+def test_a_near_tie_is_judged_by_plain_decoding_whatever_the_cache_holds(session: Session) -> None:
+    prompt = session.encode(PROMPTS["chat"])
+    drafted = session.generate(prompt, sampling=GREEDY, max_tokens=12)
+    other = [*drafted.tokens[:8], 0]
+    behind_drafts = session.near_tie(prompt, drafted.tokens, other)
+    session.clear()
+    assert behind_drafts == session.near_tie(prompt, drafted.tokens, other)
+    # One batch of all of the text has other kernels than one token after the other.
+    assert behind_drafts is not None
+    assert behind_drafts.noise > 0
+
+
 def test_seed_repeats_a_sampled_answer(session: Session) -> None:
     params = SamplingParams(seed=12345)
     answers = []

@@ -132,8 +132,15 @@ class ReportFlags:
 
             check_plot(self.plot)
         for path in (self.csv, self.plot):
-            if path not in (None, Path("-")):
-                _check_writable(path)
+            if path is None or path == Path("-"):
+                continue
+            _check_writable(path)
+            for flag, read in (("--compare", self.compare), ("--report", self.report)):
+                if read is not None and path.resolve() == read.resolve():
+                    raise UsageError(f"`{path}` is the report that {flag} reads", "write to another file")
+
+
+_GREEDY = opt.SamplingFlags(temperature=0.0)
 
 
 @opt.with_flag_groups
@@ -141,7 +148,8 @@ def bench(
     context: typer.Context,
     model: opt.ModelFlags,
     drafting: opt.DraftingFlags,
-    sampling: opt.SamplingFlags,
+    *,
+    sampling: opt.SamplingFlags = _GREEDY,
     what: MeasureFlags,
     report: ReportFlags,
     output: opt.OutputFlags,
@@ -158,8 +166,6 @@ def bench(
     if report.report is not None:
         document = read_document(report.report, "--report")
     else:
-        if "temperature" not in opt.given(context, sampling):
-            sampling = dataclasses.replace(sampling, temperature=0.0)
         document = _Job(context, model, drafting, sampling, what, report, output.quiet, name, max_tokens).run()
     if old is not None:
         document["comparison"] = compare_documents(old, document)

@@ -55,7 +55,8 @@ def check(
     opt.require_positive(*counts, command="check")
     params = sampling.params()
     if params.temperature == 0:
-        raise UsageError("the acceptance check needs a temperature above 0", "greedy agreement is always checked")
+        hint = "try `-t 0.8`; greedy agreement is always checked"
+        raise UsageError("--temperature must be above 0 for the acceptance check", hint)
     chosen = (built_in(1) if prompts is None else read_prompts(prompts))[:limit]
     choice = choose_models(opt.one_pair(name, model.pair), model.target, model.draft)
     if choice.draft is None:

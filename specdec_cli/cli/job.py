@@ -81,6 +81,18 @@ def warn_of_ngrams(session: Session) -> None:
         typer.echo(f"Warning: {session.ngrams.warning}", err=True)
 
 
+def ngram_problem(session: Session) -> str:
+    """What keeps answers from being added to the n-gram statistics that `--ngram-cache` names; empty for nothing."""
+    return session.ngrams.problem if session.options.ngram_cache is not None and session.ngrams else ""
+
+
+def warn_of_lost_answer(session: Session, before: str) -> None:
+    """Say what has kept an answer from being added, unless that was known before it."""
+    problem = ngram_problem(session)
+    if problem and problem != before:
+        typer.echo(f"Warning: {problem}; the answer was not added", err=True)
+
+
 def say_method(session: Session, params: SamplingParams, *, is_constrained: bool = False, quiet: bool = False) -> None:
     """Say in one line that the tokenizers differ, and how drafts are translated.
 
@@ -101,6 +113,7 @@ def method_line(session: Session, params: SamplingParams, drafting: Drafting, *,
         return ""
     method, shared = session.draft_method(params, is_constrained=is_constrained), session.translator.efficiency.shared
     how = "only the tokens of both are drafted" if method == "token-level" else "drafts are translated as text"
+    how += ", as chains and not as trees" if drafting.drafter == "tree" else ""
     return f"Note: target and draft have different tokenizers, {shared:.0%} of a text in common; {how}"
 
 
@@ -151,7 +164,7 @@ class Job:
         Raises:
             ContextFullError: the prompt does not fit.
         """
-        renderer, comparison = view.renderer(), None
+        renderer, comparison, problem = view.renderer(), None, ngram_problem(self.session)
         say_method(
             self.session, self.params, is_constrained=self.structure.is_constrained, quiet=view.quiet or view.json
         )
@@ -180,6 +193,7 @@ class Job:
                     renderer.end_text()
             raise
         renderer.end(stats, reason, comparison)
+        warn_of_lost_answer(self.session, problem)
         if not (view.quiet or view.json or reason == "interrupted"):
             hint_at_tuning(self.session, self.pair)
         return ExitCode.INTERRUPTED if reason == "interrupted" else ExitCode.OK

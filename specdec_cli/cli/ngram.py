@@ -85,6 +85,8 @@ def build(
             _require_usable(store)
             built = add_files(files, model, store, quiet=quiet or as_json)
             _show(built, store, as_json=as_json)
+    if not built.files:
+        raise SpecdecError("nothing was learned: no file is a text in UTF-8", "convert the files, or name others")
 
 
 def check_files(files: Sequence[Path]) -> None:

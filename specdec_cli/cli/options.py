@@ -475,13 +475,17 @@ class ChatFlags:
 
 
 def with_flag_groups(command: Callable[..., Any]) -> Callable[..., Any]:
-    """A command in which each parameter that is a flag group becomes the options of that group."""
+    """A command in which each parameter that is a flag group becomes the options of that group.
+
+    Where the parameter has a default, that has the command's own defaults.
+    """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: kind for name, kind in hints.items() if name != "return" and is_dataclass(kind)}
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in groups:
-            parameters += _group_parameters(groups[name])
+            own = parameter.default
+            parameters += _group_parameters(groups[name], None if own is inspect.Parameter.empty else own)
         else:
             parameters.append(parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY, annotation=hints[name]))
 
@@ -534,11 +538,10 @@ def is_configured(context: typer.Context, name: str) -> bool:
     return source is not None and source.name == "DEFAULT_MAP"
 
 
-def _group_parameters(group: Any) -> list[inspect.Parameter]:
+def _group_parameters(group: Any, own: Any) -> list[inspect.Parameter]:
     hints = get_type_hints(group, include_extras=True)
+    defaults = {field.name: field.default if own is None else getattr(own, field.name) for field in fields(group)}
     return [
-        inspect.Parameter(
-            field.name, inspect.Parameter.KEYWORD_ONLY, default=field.default, annotation=hints[field.name]
-        )
-        for field in fields(group)
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=hints[name])
+        for name, default in defaults.items()
     ]

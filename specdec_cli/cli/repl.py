@@ -16,7 +16,15 @@ from specdec_cli.choice import ModelChoice, choose_models, fetch_files
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.chat_settings import Settings
 from specdec_cli.cli.commands import Commands, counted, shortened, split_command
-from specdec_cli.cli.job import View, answer_info, hint_at_tuning, method_line, warn_of_ngrams
+from specdec_cli.cli.job import (
+    View,
+    answer_info,
+    hint_at_tuning,
+    method_line,
+    ngram_problem,
+    warn_of_lost_answer,
+    warn_of_ngrams,
+)
 from specdec_cli.cli.keys import unseen_keys
 from specdec_cli.cli.lines import Reader
 from specdec_cli.cli.loaded import Loaded, describe
@@ -164,6 +172,7 @@ class Repl:
 
     def _answer(self, begin: Callable[[], Iterator[Event]]) -> None:
         num_dropped, num_answers, shown, stopped = self.chat.num_dropped, len(self.chat.answers), False, False
+        problem = ngram_problem(self.loaded.session)
         try:
             with interrupt.stop_on_sigint(), contextlib.closing(begin()) as events:  # type: ignore[type-var]
                 num_dropped = self.tell_dropped(num_dropped)
@@ -181,6 +190,7 @@ class Repl:
             is_kept = len(self.chat.answers) == num_answers or self._is_kept()
         self._end(stopped=stopped, shown=shown and len(self.chat.answers) > num_answers)
         self._tell_kept(is_kept)
+        warn_of_lost_answer(self.loaded.session, problem)
         self.tell_dropped(num_dropped)
         if stopped and not self.is_interactive:
             raise KeyboardInterrupt

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -150,10 +151,19 @@ def read_document(path: Path, option: str) -> Document:
         right = right and bool(document["results"]) and all(name in document for name in ("settings", "machine"))
     except (KeyError, TypeError):
         right = False
-    if not right:
+    if not (right and _can_be_shown(document)):
         hint = "make one with `specdec bench --json > FILE`"
         raise UsageError(f"`{path}` is not a report of `specdec bench --json`", hint)
     return dict(document)
+
+
+def _can_be_shown(document: Document) -> bool:
+    """Whether all that reports show is there: somebody may have changed the file."""
+    try:
+        print_bench(document, io.StringIO(), "never")
+        return {"target", "draft"} <= document["models"].keys() and bool(document["settings"].keys())
+    except (AttributeError, IndexError, KeyError, TypeError, ValueError):
+        return False
 
 
 def chosen_result(document: Fields) -> Document:

@@ -117,8 +117,12 @@ def _times(found: Measurement) -> str:
     names = found.target if found.draft is None else f"{found.target} with {found.draft}"
     tuned = f" ({found.draft_format})" if found.draft_format else ""
     text = f"{names}{tuned}: {1 / found.pass_s[1]:.1f} tokens/s without drafts; a pass over "
-    text += ", ".join(f"{size}: {1000 * seconds:.3g} ms" for size, seconds in found.pass_s.items())
-    return text if found.step_s is None else f"{text}; a draft step: {1000 * found.step_s:.3g} ms"
+    text += ", ".join(f"{size}: {_time(seconds)}" for size, seconds in found.pass_s.items())
+    return text if found.step_s is None else f"{text}; a draft step: {_time(found.step_s)}"
+
+
+def _time(seconds: float) -> str:
+    return f"{1000 * seconds:.3g} ms" if seconds < 1 else f"{seconds:.3g} s"
 
 
 def sentence(found: Measurement) -> str:
