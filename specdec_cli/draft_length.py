@@ -76,8 +76,11 @@ _FIRST_CHECK, _LAST_CHECK, _CLEAR_GAIN = 8, 256, 1.5
 _EASY, _WORTH_READING, _MOST_LEFT = 0.95, 0.5, 256
 """With each token accepted in 95 %, drafting must gain this many tokens a round for the prompt to be read for it."""
 
-_HOPE_GAP, _HOPE_GAIN, _HOPE_SHARE, _OVERDRAFT = 4, 1 / 3, 0.3, 2.0
+_HOPE_GAP, _HOPE_GAIN, _HOPE_SHARE = 4, 1 / 3, 0.3
 """A target that has become surer by 30 % of what was missing is a reason to probe early, and beyond the allowance."""
+
+_OVERDRAFT, _CREDIT_ROUNDS = 2.0, 200
+"""By two target passes in a long answer; a short one could not earn them back."""
 
 _FIRST_LENGTH, _FIRST_READY = 14, 4
 """Longer drafts than this, or ready chains, wait for a long acceptance: small errors of the estimates multiply."""
@@ -243,7 +246,8 @@ class CostRule(LengthPolicy):
     def may_probe(self, seconds: float) -> bool:
         """Whether a probe of so many seconds is due, and within the allowance; earlier where the text grows easier."""
         if self._is_hopeful and self._num_off + 1 >= _HOPE_GAP:
-            return seconds <= self._allowance + _OVERDRAFT * self._costs.target(1)
+            credit = _OVERDRAFT * min(1.0, self._num_rounds / _CREDIT_ROUNDS)
+            return seconds <= self._allowance + credit * self._costs.target(1)
         return self._num_off + 1 >= self._gap and seconds <= self._allowance
 
     @property

@@ -110,6 +110,23 @@ def test_where_a_second_token_costs_the_draft_model_much_that_is_counted(share: 
         assert where.run(rule_for(where), 600) >= 0.88 * best
 
 
+@pytest.mark.parametrize("level", [0.4, 0.55, 0.7])
+def test_a_short_answer_loses_little_where_drafting_pays_barely_or_not(level: float) -> None:
+    """96 tokens; passes and steps of a CPU bound by arithmetic, with a draft model of another family."""
+    rates = []
+    for seed in range(12):
+        where = World(
+            RandomText([level] * 96, seed),
+            lambda num: 0.011 * float(np.interp(num, (1, 2, 4, 16, 64), (1, 1.6, 2.4, 6, 22))),
+            lambda num: 0.055 * float(np.interp(num, (1, 2, 3, 4, 5, 8, 16, 64), (1, 1.75, 2.4, 3, 3.5, 6, 8.2, 31))),
+            seed=seed,
+            noise=NOISE,
+        )
+        rates.append(where.run(rule_for(where), 96) * 0.055)
+    assert np.mean(rates) >= 0.985
+    assert min(rates) >= 0.965
+
+
 def tree_gains(shape: str, costs: tuple[float, float], level: float) -> tuple[float, float]:
     """What trees of up to 8 branches give more than chains by the same rule: in tokens a second, and a target pass."""
     gains = []
