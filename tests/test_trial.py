@@ -33,6 +33,12 @@ class FakeChild:
         return [sys.executable, "-I", "-S", "-c", self.script]
 
 
+@pytest.fixture(autouse=True)
+def _own_home(monkeypatch: pytest.MonkeyPatch, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """Nothing is known there of files that other tests have tried."""
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path_factory.mktemp("home")))
+
+
 @pytest.fixture
 def deadly(tmp_path: Path) -> Path:
     """A file with a sound header that llama.cpp aborts on."""
