@@ -79,9 +79,9 @@ def test_sampling_uses_one_number_and_none_for_a_point() -> None:
     assert rng.random() == twin.random()
 
 
-def test_sampling_cumulates_in_double_precision() -> None:
+@pytest.mark.parametrize("size", [1 << 12, 1 << 16], ids=["in one piece", "by blocks"])
+def test_sampling_cumulates_in_double_precision(size: int) -> None:
     # In float32, adding 1e-4 to 1e4 changes nothing.
-    size = 1 << 16
     probs = np.full(size, np.float32(1e-4))
     probs[0] = 1e4
     tail = float(np.float32(1e-4)) * (size - 1)
