@@ -337,8 +337,7 @@ class _Turn(LengthPolicy):
         """Go on behind those whose share of one more draft step pays; when none does, add those worth their place."""
         num = len(confidences)
         lookahead = self.rule.lookahead(self.drafter)
-        # Only of chains: what takes trees can drop a rejected branch.
-        risked = lookahead.price * max(0.0, self.reach - candidates[0].reach)
+        risked = self._risked(candidates[0], lookahead)
         num_taken = self._step(num, candidates, lookahead, risked)
         goes_on = num_taken > 0
         if not goes_on:
@@ -355,8 +354,12 @@ class _Turn(LengthPolicy):
         num = len(confidences)
         candidate = Candidate(confidence, self.reach * self.learned.estimate(confidence), num + 1)
         lookahead = self.rule.lookahead(self.drafter)
-        risked = lookahead.price * max(0.0, self.reach - candidate.reach)
+        risked = self._risked(candidate, lookahead)
         return max(self._step(num, [candidate], lookahead, risked), self._rest(num, [candidate], lookahead, risked)) > 0
+
+    def _risked(self, candidate: Candidate, lookahead: _Lookahead) -> float:
+        """What a rejection there may cost; only of chains: what takes trees can drop a rejected branch."""
+        return lookahead.price * max(0.0, self.reach - candidate.reach)
 
     def _step(self, num: int, candidates: Sequence[Candidate], lookahead: _Lookahead, risked: float) -> int:
         """How many of the candidates to decode in one more draft step, which they pay for together."""

@@ -149,10 +149,10 @@ def remember_of(path: Path, name: str, value: Any) -> None:
     Raises:
         OSError: there is no such file.
     """
-    store = state_dir() / f"{name}.json"
+    store, identity = state_dir() / f"{name}.json", _identity(path)
     known = read_object(store)
-    known.pop(_identity(path), None)
-    kept = [*known.items(), (_identity(path), value)][-_MAX_FILES:]
+    known.pop(identity, None)
+    kept = [*known.items(), (identity, value)][-_MAX_FILES:]
     replace_text(store, json.dumps(dict(kept)))
 
 

@@ -337,7 +337,8 @@ class Decision:
 
     Attributes:
         reason: "cost": one more token did not pay; "off": drafting does not pay now; "probe": it did not pay, and was
-            tried to see whether that is still so; "end": nothing more to propose, or no room for it.
+            tried to see whether that is still so; "check": it pays by little, and was left out to see what a plain
+            round takes; "end": nothing more to propose, or no room for it.
         reach: probability that all drafted tokens are accepted (A), of a tree that one of those drafted last is; 1.0
             without any.
         acceptance: expected acceptance of one more token.
