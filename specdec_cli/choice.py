@@ -11,8 +11,10 @@ from typing import Literal
 from specdec_cli.errors import ModelMissingError, UsageError
 from specdec_cli.files import expanded
 from specdec_cli.registry import ModelSpec, Pair, Registry, load_registry, looks_like_a_name
-from specdec_cli.sources import Progress, describe, fetch, locate, spec_of
+from specdec_cli.sources import Progress, fetch, spec_of
 from specdec_cli.split import check_path, repository_in
+from specdec_cli.stored import locate
+from specdec_cli.wording import describe
 
 _SOURCE = re.compile(r"(?:hf|url|pypi):|https?://", re.IGNORECASE)
 

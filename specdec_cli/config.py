@@ -6,23 +6,19 @@ At the top stand defaults of options, by the names of the flags; below them, in 
 from __future__ import annotations
 
 import difflib
-import sys
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Literal, get_args
 
+import tomli
+
 from specdec_cli import paths
 from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.files import locked, read_own_text, write_whole
 from specdec_cli.registry import load_registry
 from specdec_cli.types import MAX_DRAFT_TOKENS, DrafterName, Drafting
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 _PAIRS = "pairs"
 _PAIR_KEYS = ("drafter", "draft_tokens", "draft_confidence")
@@ -170,7 +166,7 @@ def _with_setting(path: Path, text: str, name: str, value: Any, aliases: Mapping
 
 def _with_line(text: str, line: str) -> str:
     """The file with a new key behind the other ones: a comment in front of the first table stays in front of it."""
-    keys = [key for key, value in tomllib.loads(text).items() if not isinstance(value, dict)]
+    keys = [key for key, value in tomli.loads(text).items() if not isinstance(value, dict)]
     behind = max((_line_of(text, key) for key in keys), default=0)
     lines = text.splitlines(keepends=True)
     if behind and not lines[behind - 1].endswith("\n"):
@@ -184,10 +180,10 @@ def _line_of(text: str, *keys: str) -> int:
     lines = text.splitlines()
     for number in range(1, len(lines) + 1):
         try:
-            value: Any = tomllib.loads("\n".join(lines[:number]))
+            value: Any = tomli.loads("\n".join(lines[:number]))
             for key in keys:
                 value = value[key]
-        except (tomllib.TOMLDecodeError, KeyError, TypeError):
+        except (tomli.TOMLDecodeError, KeyError, TypeError):
             continue
         return number
     return len(lines)
@@ -267,8 +263,8 @@ def _entries(drafting: Drafting) -> dict[str, Any]:
 
 def _parsed(path: Path, text: str) -> dict[str, Any]:
     try:
-        data: dict[str, Any] = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
+        data: dict[str, Any] = tomli.loads(text)
+    except tomli.TOMLDecodeError as error:
         raise UsageError(f"{path} is not valid TOML: {error}", _HINT) from None
     except RecursionError:
         raise UsageError(f"{path} is nested too deeply", _HINT) from None

@@ -169,7 +169,7 @@ def look_at_devices() -> Finding:
 
 
 def _memory_text(device: Any) -> str:
-    from specdec_cli.sources import format_size
+    from specdec_cli.wording import format_size
 
     if not device.total_bytes:
         return ""
@@ -208,7 +208,7 @@ def look_at_cpu(threads: int | None) -> Finding:
 
 def look_at_memory() -> Finding:
     """Memory that models can have, as `run` reckons, and what the container allows."""
-    from specdec_cli.sources import format_size
+    from specdec_cli.wording import format_size
 
     try:
         free = memory.available()
@@ -252,7 +252,7 @@ def look_at_files() -> Finding:
     """Where specdec and the hub keep their files, how much there is, and how much room."""
     from huggingface_hub import constants
 
-    from specdec_cli.sources import format_size
+    from specdec_cli.wording import format_size
 
     folders = {
         "cache": paths.cache_dir(), "config": paths.config_dir(), "state": paths.state_dir(),
@@ -282,7 +282,7 @@ def _takes_files(folder: Path) -> bool:
 
 
 def _size_text(num_bytes: int | None) -> str:
-    from specdec_cli.sources import format_size
+    from specdec_cli.wording import format_size
 
     return "very many files" if num_bytes is None else format_size(num_bytes) if num_bytes else "empty"
 
@@ -326,7 +326,7 @@ def look_at_hub(*, offline: bool) -> Finding:
     """
     from huggingface_hub import constants, get_token
 
-    from specdec_cli.sources import scrub
+    from specdec_cli.wording import scrub
 
     endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
     facts: dict[str, Any] = {
@@ -416,7 +416,7 @@ def look_at_pair(
 
 
 def _absent(wanted: ModelChoice, target: str | Path | None, draft: str | Path | None) -> Finding:
-    from specdec_cli.sources import describe
+    from specdec_cli.wording import describe
 
     facts = {"pair": wanted.pair, "installed": False}
     paths = [model for model in (wanted.target, wanted.draft) if isinstance(model, Path)]
@@ -444,7 +444,7 @@ def _check_files(found: LocalPair) -> None:
 
 
 def _find_files(choice: ModelChoice) -> LocalPair | None:
-    from specdec_cli.sources import locate
+    from specdec_cli.stored import locate
 
     def path_of(model: Any) -> Path | None:
         found = model if isinstance(model, Path) else locate(model)
@@ -617,7 +617,7 @@ def private_words() -> dict[str, str]:
 
 def _spellings(address: str) -> list[str]:
     """An address as messages may have it: also without login and query, and its host alone."""
-    from specdec_cli.sources import scrub
+    from specdec_cli.wording import scrub
 
     plain = address.rstrip("/")
     host = re.sub(r"^.*@", "", re.split(r"[/?#]", plain.partition("://")[2])[0])

@@ -15,12 +15,13 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
 
 from specdec_cli.errors import DownloadError
+from specdec_cli.files import file_size
 from specdec_cli.gguf import what_it_is
+from specdec_cli.wording import format_size, scrub
 
 _Result = TypeVar("_Result")
 _GGUF_MAGIC = b"GGUF"
@@ -98,21 +99,6 @@ class Remote:
     headers: Mapping[str, str] = field(default_factory=dict)
 
 
-def format_size(num_bytes: int | None) -> str:
-    """Return a size for people, in decimal units: `1.1 GB`."""
-    if num_bytes is None:
-        return "unknown size"
-    for unit, step in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
-        if num_bytes >= step:
-            return f"{num_bytes / step:.1f} {unit}"
-    return f"{num_bytes} bytes"
-
-
-def file_size(path: Path) -> int:
-    """Bytes of a file, 0 where there is none."""
-    return path.stat().st_size if path.exists() else 0
-
-
 def check_space(directory: Path, num_bytes: int) -> None:
     """Before gigabytes are moved.
 
@@ -126,28 +112,6 @@ def check_space(directory: Path, num_bytes: int) -> None:
             f"needs {format_size(num_bytes)}, but only {format_size(free)} are free at {directory}",
             hint="free some space, or move the directories with `SPECDEC_HOME` and `HF_HOME`",
         )
-
-
-# --- secrets ---
-
-
-def scrub(text: str) -> str:
-    """Return the text without access tokens, passwords in URLs, and query strings, which can be signatures."""
-    for secret in _secrets():
-        text = text.replace(secret, "***")
-    text = re.sub(r"\bhf_[A-Za-z0-9]{6,}", "***", text)
-    text = re.sub(r"://[^\s/?#'\"`]+@", "://***@", text)
-    return re.sub(r"(https?://[^\s?#'\"`]+)[?#][^\s'\"`]+", r"\1", text)
-
-
-def _secrets() -> list[str]:
-    names = ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN")
-    found = [os.environ.get(name, "").strip() for name in names]
-    path = os.environ.get("HF_TOKEN_PATH") or Path(os.environ.get("HF_HOME") or "~/.cache/huggingface") / "token"
-    with contextlib.suppress(OSError, ValueError, RuntimeError):
-        found.append(Path(path).expanduser().read_text(encoding="utf-8").strip())
-    # Anything shorter would blank out words that are no secrets.
-    return [secret for secret in found if len(secret) >= 6]
 
 
 # --- servers that fail ---
@@ -234,6 +198,8 @@ def asked_wait_s(error: BaseException) -> float:
     with contextlib.suppress(ValueError, OverflowError):
         if re.fullmatch(r"\d+", asked):
             return float(asked)
+        from email.utils import parsedate_to_datetime
+
         return max(0.0, parsedate_to_datetime(asked).timestamp() - time.time())
     return 0.0
 

@@ -21,6 +21,11 @@ _MAX_FILES = 64
 _POLL_S, _PATIENCE_S = 0.01, 20.0
 
 
+def file_size(path: Path) -> int:
+    """Bytes of a file, 0 where there is none."""
+    return path.stat().st_size if path.exists() else 0
+
+
 def read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; a file that cannot be understood is as good as none."""
     try:

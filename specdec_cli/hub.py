@@ -2,166 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
-import logging
 import os
 import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, TypeVar
 
 from specdec_cli import download
-from specdec_cli.download import Progress, Remote, format_size, scrub
-from specdec_cli.errors import DownloadError, ModelLoadError, ModelMissingError, SpecdecError, UsageError
+from specdec_cli.download import Progress, Remote
+from specdec_cli.errors import DownloadError, ModelMissingError, SpecdecError, UsageError
+from specdec_cli.files import file_size
+from specdec_cli.hub_cache import part_ending, part_path, repo_folder, shard_source
+from specdec_cli.hub_files import choose, spec_for
 from specdec_cli.registry import HubRepo, HubSource, ModelSpec, Shard
-from specdec_cli.split import is_piece, shard_names, stem_of
+from specdec_cli.wording import scrub
 
 _Result = TypeVar("_Result")
-_DEFAULT_QUANT = "Q4_K_M"
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# At the end of a file name: what the publishers of GGUF files call a quantization.
-_QUANT = re.compile(r"(?:^|[-._])((?:UD-)?(?:I?Q\d\w*|TQ\d\w*|MXFP\d\w*|NVFP\d\w*|B?F16|FP16|F32|FP32))$", re.I | re.A)
-# Parts of other models that lie beside a model: an image encoder, statistics for the quantizer.
-_NO_MODEL = re.compile(r"mmproj|imatrix", re.I)
-_MAX_LISTED = 25
 
 
-# --- which file ---
-
-
-@dataclass(frozen=True, slots=True)
-class Candidate:
-    """A model of a repository: its files in order, by their paths there."""
-
-    files: tuple[Shard, ...]
-
-    @property
-    def path(self) -> str:
-        """Path of the first file."""
-        return self.files[0].file
-
-    @property
-    def stem(self) -> str:
-        """File name without ending and shard numbers."""
-        return stem_of(self.path.rpartition("/")[2])
-
-    @property
-    def quant(self) -> str:
-        """The quantization that the name tells; empty when it tells none."""
-        match = _QUANT.search(self.stem)
-        return _canonical(match[1]) if match else ""
-
-    @property
-    def size(self) -> int | None:
-        """Bytes of all files."""
-        sizes = [file.size for file in self.files]
-        return None if None in sizes else sum(size or 0 for size in sizes)
-
-    @property
-    def is_complete(self) -> bool:
-        """Whether no shard is missing."""
-        return len(self.files) == len(shard_names(self.path))
-
-    @property
-    def line(self) -> str:
-        """For a list: name, size, number of parts."""
-        parts = f", {len(self.files)} parts" if len(self.files) > 1 else ""
-        return f"{self.path}  {format_size(self.size)}{parts}"
-
-
-def _canonical(quant: str) -> str:
-    return re.sub(r"^FP(?=16|32)", "F", quant.upper())
-
-
-def candidates(files: Sequence[Shard]) -> list[Candidate]:
-    """The models among a repository's files, each with all its shards."""
-    models: dict[str, list[Shard]] = {}
-    for file in sorted(files, key=lambda file: file.file):
-        folder, _, name = file.file.rpartition("/")
-        if name.lower().endswith(".gguf") and not _NO_MODEL.search(name):
-            first = shard_names(name)[0]
-            models.setdefault(f"{folder}/{first}", []).append(file)
-    return [Candidate(tuple(shards)) for shards in models.values()]
-
-
-def choose(repo: HubRepo, files: Sequence[Shard]) -> Candidate:
-    """The model that is meant.
-
-    Args:
-        repo: with a file's name or a quantization, in any case of letters; with neither, Q4_K_M or the only model.
-        files: what the repository has.
-
-    Raises:
-        ModelMissingError: there is none, or it lacks a shard.
-        ModelLoadError: only pieces of it that have to be joined.
-        UsageError: several fit.
-    """
-    models = candidates(files)
-    if not models:
-        raise _no_models(repo, files)
-    found = _matching(repo.wanted or _DEFAULT_QUANT, models)
-    if repo.wanted is None and not found and len(models) == 1:
-        found = models
-    if len(found) > 1 or (not found and repo.wanted is None):
-        what = f"more than one model for `{repo.wanted}`" if repo.wanted else "more than one model"
-        raise UsageError(f"`{repo.repo}` has {what}:{_listed(found or models)}", _name_one(repo, found or models))
-    if not found:
-        raise _absent(repo, models, files)
-    if not found[0].is_complete:
-        have = {file.file.rpartition("/")[2] for file in found[0].files}
-        missing = next(name for name in shard_names(found[0].path.rpartition("/")[2]) if name not in have)
-        raise ModelMissingError(f"`{repo.repo}` lacks a part of that model: `{missing}`", "take another repository")
-    return found[0]
-
-
-def _matching(wanted: str, models: Sequence[Candidate]) -> list[Candidate]:
-    """By path, by file name, by quantization, by a word of the path: the first of these that fits any."""
-    word = re.compile(rf"(?:^|[-._/]){re.escape(wanted)}(?:$|[-._/])", re.I)
-    low = wanted.lower()
-    tests: tuple[Callable[[Candidate], bool], ...] = (
-        lambda model: any(low == file.file.lower() for file in model.files),
-        lambda model: any(low == file.file.rpartition("/")[2].lower() for file in model.files),
-        lambda model: low == model.stem.lower(),
-        lambda model: _canonical(wanted) == model.quant,
-        lambda model: word.search(model.path.removesuffix(".gguf")) is not None,
-    )
-    return next((found for test in tests if (found := [model for model in models if test(model)])), [])
-
-
-def _no_models(repo: HubRepo, files: Sequence[Shard]) -> SpecdecError:
-    pieces = [file.file for file in files if is_piece(file.file)]
-    if pieces:
-        hint = f"download these yourself and join them: `cat {' '.join(pieces[:4])} > model.gguf`"
-        return ModelLoadError(f"`{repo.repo}` has only pieces of a cut file", hint)
-    names = ", ".join(sorted(file.file for file in files)[:5])
-    had = f"; it has {names}" if names else ""
-    hint = f"look for a repository with GGUF files, often called `{repo.repo.rpartition('/')[2]}-GGUF`"
-    return ModelMissingError(f"`{repo.repo}` has no GGUF model{had}", hint)
-
-
-def _absent(repo: HubRepo, models: Sequence[Candidate], files: Sequence[Shard]) -> SpecdecError:
-    pieces = [file.file for file in files if is_piece(file.file) and str(repo.wanted).lower() in file.file.lower()]
-    if pieces:
-        hint = f"download these yourself and join them: `cat {' '.join(pieces[:4])} > model.gguf`"
-        return ModelLoadError(f"`{repo.repo}` has `{repo.wanted}` only in pieces of a cut file", hint)
-    return ModelMissingError(
-        f"`{repo.repo}` has no model `{repo.wanted}`; it has{_listed(models)}", _name_one(repo, models)
-    )
-
-
-def _listed(models: Sequence[Candidate]) -> str:
-    lines = "".join(f"\n  {model.line}" for model in models[:_MAX_LISTED])
-    return lines + (f"\n  and {len(models) - _MAX_LISTED} more" if len(models) > _MAX_LISTED else "")
-
-
-def _name_one(repo: HubRepo, models: Sequence[Candidate]) -> str:
-    quants = [model.quant for model in models]
-    first = quants[0] if quants[0] and quants.count(quants[0]) == 1 else models[0].path.rpartition("/")[2]
-    revision = "" if repo.revision == "main" else f"@{repo.revision}"
-    return f"name one, e.g. `hf:{repo.repo}:{first}{revision}`"
+# --- asking ---
 
 
 def resolve(repo: HubRepo, name: str, progress: Progress) -> ModelSpec:
@@ -185,85 +47,13 @@ def resolve(repo: HubRepo, name: str, progress: Progress) -> ModelSpec:
 
     with _silent_hub(), _explained(repo.repo, repo.revision):
         info = patiently_in_time(ask, progress)
-    return _spec(repo, choose(repo, [_shard(entry) for entry in info.siblings or ()]), name)
-
-
-def resolve_here(repo: HubRepo, name: str, *, settle_for_any: bool) -> ModelSpec | None:
-    """The same from the hub's cache alone; None when it does not hold what the hub would be asked for.
-
-    Args:
-        repo: the repository and what is wanted of it.
-        name: what to call the model.
-        settle_for_any: where no quantization is wanted, take the only model that is here.
-    """
-    folder = snapshot(HubSource(repo.repo, "", repo.revision))
-    files = [Shard(path.relative_to(folder).as_posix(), download.file_size(path)) for path in _ggufs(folder)]
-    try:
-        found = choose(repo, files)
-    except SpecdecError:
-        return None
-    if repo.wanted is None and not settle_for_any and found.quant != _DEFAULT_QUANT:
-        return None
-    return _spec(repo, found, name)
-
-
-def _ggufs(folder: Path) -> Iterator[Path]:
-    with suppress(OSError):
-        yield from (path for path in folder.rglob("*") if path.suffix.lower() == ".gguf" and path.is_file())
+    return spec_for(repo, choose(repo, [_shard(entry) for entry in info.siblings or ()]), name)
 
 
 def _shard(entry: Any) -> Shard:
     lfs = entry.lfs
     sha256 = (lfs.get("sha256") if isinstance(lfs, dict) else getattr(lfs, "sha256", None)) if lfs else None
     return Shard(entry.rfilename, entry.size, sha256)
-
-
-def _spec(repo: HubRepo, model: Candidate, name: str) -> ModelSpec:
-    source = f"hf:{repo.repo}/{model.path}" + ("" if repo.revision == "main" else f"@{repo.revision}")
-    shards = tuple(Shard(file.file.rpartition("/")[2], file.size, file.sha256) for file in model.files)
-    first = shards[0]
-    if len(shards) == 1:
-        return ModelSpec(name, first.file, (source,), first.size, first.sha256)
-    return ModelSpec(name, first.file, (source,), model.size, None, shards=shards)
-
-
-# --- the cache ---
-
-
-def repo_folder(repo: str) -> Path:
-    """Where the hub's cache keeps a repository."""
-    from huggingface_hub import constants
-
-    return Path(constants.HF_HUB_CACHE) / f"models--{repo.replace('/', '--')}"
-
-
-def snapshot(source: HubSource) -> Path:
-    """Where the hub's cache shows a file; nothing need be there."""
-    # The documented layout of the hub's cache. Its own try_to_load_from_cache does the same, after half a second
-    # of imports that every start would pay.
-    folder = repo_folder(source.repo)
-    commit = source.revision
-    with suppress(OSError):
-        commit = (folder / "refs" / source.revision).read_text().strip()
-    return folder / "snapshots" / commit / source.file
-
-
-def cached_files(source: HubSource, file: Shard) -> Iterator[Path]:
-    """The name of a file in the hub's cache, its content unless that has another name there, and what it began as."""
-    name, folder = snapshot(source), repo_folder(source.repo)
-    yield name
-    others = (path for path in (folder / "snapshots").rglob("*") if path.is_symlink() and path != name)
-    content = name.resolve()
-    if content.parent == (folder / "blobs").resolve() and all(path.resolve() != content for path in others):
-        yield content
-    if file.sha256:
-        yield _part(source, file.sha256)
-
-
-def shard_source(source: HubSource, file: str) -> HubSource:
-    """The source of another file in the same folder of the repository."""
-    folder, slash, _ = source.file.rpartition("/")
-    return HubSource(source.repo, f"{folder}{slash}{file}", source.revision)
 
 
 def endpoint() -> str:
@@ -334,23 +124,12 @@ def _described(file: Shard, metadata: Any) -> Shard:
 def _missing(source: HubSource, size: int | None, etag: str | None) -> int:
     """Bytes that are still to come."""
     blob = repo_folder(source.repo) / "blobs" / str(etag)
-    return 0 if _has_size(blob, size) else max(0, (size or 0) - download.file_size(_part(source, str(etag))))
+    return 0 if _has_size(blob, size) else max(0, (size or 0) - file_size(part_path(source, str(etag))))
 
 
 def _has_size(path: Path, size: int | None) -> bool:
     # Other programs write here too, and a full disk or a crash leaves files that end early.
-    return path.is_file() and size in (None, download.file_size(path))
-
-
-def _part(source: HubSource, etag: str) -> Path:
-    # hf_hub_download throws a broken download away since its 2.0; this part is continued by the next pull. The
-    # entity tag in its name ties it to one content, the rest to the name that it had.
-    return repo_folder(source.repo) / "blobs" / f"{etag}.{_part_ending(source)}"
-
-
-def _part_ending(source: HubSource) -> str:
-    name = f"{source.file}@{source.revision}"
-    return f"{hashlib.sha256(name.encode()).hexdigest()[:16]}.specdec.part"
+    return path.is_file() and size in (None, file_size(path))
 
 
 def _fetch_one(file: Shard, source: HubSource, metadata: Any, progress: Progress) -> tuple[Path, str | None]:
@@ -359,15 +138,15 @@ def _fetch_one(file: Shard, source: HubSource, metadata: Any, progress: Progress
 
     blob, sha256 = repo_folder(source.repo) / "blobs" / metadata.etag, None
     if _has_size(blob, metadata.size):
-        progress.advance(download.file_size(blob), kept=True)
+        progress.advance(file_size(blob), kept=True)
     else:
         expected = file.sha256 or (metadata.etag if _SHA256.fullmatch(metadata.etag) else None)
         address = f"{endpoint()}/{source.repo}/resolve/{metadata.commit_hash}/{_quoted(source.file)}"
         size = metadata.size if file.size is None else file.size
         remote = Remote(address, size, metadata.etag, expected, headers=build_hf_headers())
-        sha256 = download.fetch_remote(remote, _part(source, metadata.etag), blob, progress)
+        sha256 = download.fetch_remote(remote, part_path(source, metadata.etag), blob, progress)
     # What began as a content that the name no longer stands for.
-    for old in blob.parent.glob(f"*.{_part_ending(source)}"):
+    for old in blob.parent.glob(f"*.{part_ending(source)}"):
         old.unlink(missing_ok=True)
 
     def add_names() -> str:
@@ -419,6 +198,8 @@ def _check_metadata(file: Shard, metadata: Any) -> None:
 @contextmanager
 def _silent_hub() -> Iterator[None]:
     """Keep the hub's progress bars and log lines off the terminal, and its library from asking for more than files."""
+    import logging
+
     from huggingface_hub import constants
     from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 

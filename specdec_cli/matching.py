@@ -13,7 +13,7 @@ from specdec_cli.gguf import check_header
 from specdec_cli.llama import Model, require_tokenizer
 from specdec_cli.local_files import LocalModel, scan, size_of
 from specdec_cli.registry import ModelSpec, Registry
-from specdec_cli.sources import locate
+from specdec_cli.stored import locate
 from specdec_cli.translation import Efficiency, Tokenizer, efficiency
 
 _SIMILAR = 0.99

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import difflib
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
@@ -17,15 +16,12 @@ from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
 
+import tomli
+
 from specdec_cli import paths
 from specdec_cli.errors import ModelMissingError, UsageError
 from specdec_cli.files import read_own_text
 from specdec_cli.split import shard_names, shard_number
-
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
 
 SHIPPED_FILE = "models.toml"
 
@@ -311,8 +307,8 @@ def _texts() -> Iterator[str]:
 
 def _names(text: str, table: str) -> list[str]:
     try:
-        found = tomllib.loads(text).get(table)
-    except (tomllib.TOMLDecodeError, RecursionError):
+        found = tomli.loads(text).get(table)
+    except (tomli.TOMLDecodeError, RecursionError):
         return []
     return list(found) if isinstance(found, dict) else []
 
@@ -328,8 +324,8 @@ def read_layer(text: str, origin: str) -> Layer:
         UsageError: not TOML, an unknown key, or a value of the wrong type; it names table, key and closest spelling.
     """
     try:
-        data = tomllib.loads(text)
-    except (tomllib.TOMLDecodeError, RecursionError) as error:
+        data = tomli.loads(text)
+    except (tomli.TOMLDecodeError, RecursionError) as error:
         raise UsageError(f"{origin} is not valid TOML: {error}", _HINT) from error
     _check_keys(data, _LAYER_KEYS, origin)
     models = {name: _model(origin, name, table) for name, table in data.get("models", {}).items()}

@@ -11,7 +11,7 @@ from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.local_files import shards
 from specdec_cli.own_registry import own_layer, remove_pair
 from specdec_cli.registry import ModelSpec, Pair, PathSource, Registry, parse_source
-from specdec_cli.sources import cached_files, locate
+from specdec_cli.stored import cached_files, locate
 
 _BOOKKEEPING = {"refs", ".no_exist"}
 

@@ -42,7 +42,7 @@ from specdec_cli.sampling import Sampler, top_two
 from specdec_cli.sources import SilentProgress
 from specdec_cli.stats import NearTie, Stats
 from specdec_cli.text import StopStrings, TextDecoder
-from specdec_cli.translation import Translator
+from specdec_cli.translation import BothPrompts, Translator
 from specdec_cli.trial import admit
 from specdec_cli.tuned import Tuned, find_tuned
 from specdec_cli.types import (
@@ -587,7 +587,7 @@ class Session:
             num_vocab = min(num_vocab, context.num_vocab)
             sampler = Sampler(params, num_vocab, constraint, self._breakers_for(params))
             return ModelDrafter(context, sampler, rng, self.target.stop_tokens, self._num_leaves(drafting, params))
-        translation = translator.translation(self._draft_prompt(prompt))
+        translation = translator.translation(functools.partial(self._draft_prompt, prompt))
         if self.draft_method(params, is_constrained=constraint is not None) == "token-level":
             sampler = Sampler(params, num_vocab, constraint, self._breakers_for(params))
             return Intersected(
@@ -610,7 +610,7 @@ class Session:
         enough = _ALL_SHARED if params.is_greedy and not is_constrained else _ENOUGH_SHARED
         return "token-level" if self.translator.efficiency.shared >= enough else "string-level"
 
-    def _draft_prompt(self, prompt: Sequence[int]) -> tuple[Sequence[int], Sequence[int]] | None:
+    def _draft_prompt(self, prompt: Sequence[int]) -> BothPrompts | None:
         """A conversation as the target's and as the draft model's own template write it; None for other prompts."""
         messages = self._conversations.get(tuple(prompt))
         if messages is None or self.draft_model is None:

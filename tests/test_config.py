@@ -17,6 +17,7 @@ import pytest
 import typer.main
 
 from specdec_cli import config, paths
+from specdec_cli.cli import flag_groups as groups
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.app import COMMANDS, app, invoke
 from specdec_cli.cli.defaults import known_options
@@ -78,8 +79,8 @@ def call(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) ->
 def drafting(*arguments: str) -> Drafting:
     """What `specdec run` drafts with."""
     made = context(*arguments)
-    flags = opt.DraftingFlags(**{name: made.params[name] for name in opt.DraftingFlags.__dataclass_fields__})
-    return flags.drafting(made.params["pair"] or DEFAULT_PAIR, None, opt.given(made, flags))
+    flags = groups.DraftingFlags(**{name: made.params[name] for name in groups.DraftingFlags.__dataclass_fields__})
+    return flags.drafting(made.params["pair"] or DEFAULT_PAIR, None, groups.given(made, flags))
 
 
 # --- what may stand there --------------------------------------------------------------------------------------------
@@ -116,8 +117,8 @@ def test_every_kind_of_value() -> None:
 
 
 def test_every_option_of_run_can_have_a_default() -> None:
-    options = {name for group in (opt.ModelFlags, opt.DraftingFlags, opt.SamplingFlags, opt.StructureFlags,
-                                  opt.OutputFlags) for name in group.__dataclass_fields__}  # fmt: skip
+    options = {name for group in (groups.ModelFlags, groups.DraftingFlags, groups.SamplingFlags, groups.StructureFlags,
+                                  groups.OutputFlags) for name in group.__dataclass_fields__}  # fmt: skip
     assert {option.name for option in known_options().values()} == options | {"system", "raw", "max_tokens", "compare"}
 
 
@@ -315,7 +316,7 @@ class TestDrafting:
 def test_sampling_settings_of_the_config_are_chosen_ones() -> None:
     write("top-k = 7\n")
     made = context("hello")
-    assert opt.given(made, opt.SamplingFlags()) == {"top_k"}
+    assert groups.given(made, groups.SamplingFlags()) == {"top_k"}
 
 
 # --- show ------------------------------------------------------------------------------------------------------------

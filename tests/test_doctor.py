@@ -144,13 +144,11 @@ def test_no_models(call: Call) -> None:
 
 def test_an_installed_pair_is_found(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = {"smollm2-1.7b-instruct": folder / "target.gguf", "smollm2-135m-instruct": folder / "draft.gguf"}
-    monkeypatch.setattr(
-        "specdec_cli.sources.locate", lambda spec: found.get(spec.name, folder / "x") if found else None
-    )
+    monkeypatch.setattr("specdec_cli.stored.locate", lambda spec: found.get(spec.name, folder / "x") if found else None)
     finding, files = look.look_at_pair("smollm2-1.7b+135m", None, None)
     names = {path.name for path in (files.target, files.draft) if path} if files else set()
     assert (finding.status, names) in (("ok", {"target.gguf", "draft.gguf"}), ("warning", set()))
-    monkeypatch.setattr("specdec_cli.sources.locate", lambda spec: folder / "target.gguf")
+    monkeypatch.setattr("specdec_cli.stored.locate", lambda spec: folder / "target.gguf")
     finding, files = look.look_at_pair(None, None, None)
     assert files is not None
     assert finding.facts == {"pair": files.pair, "installed": True}

@@ -18,12 +18,14 @@ from hub_server import COMMIT, Fault, Hub, serve
 from huggingface_hub import constants
 from models import tiny
 
-from specdec_cli import download, sources
+from specdec_cli import download
 from specdec_cli.choice import choose_models, fetch_files, named_model
 from specdec_cli.cli.app import invoke
 from specdec_cli.errors import ModelLoadError, ModelMissingError, SpecdecError, UsageError
 from specdec_cli.registry import ModelSpec, Shard
-from specdec_cli.sources import fetch, locate, resolve, spec_of, verify
+from specdec_cli.sources import fetch, resolve, spec_of
+from specdec_cli.stored import locate, verify
+from specdec_cli.wording import scrub
 
 ROOT = Path(__file__).parents[1]
 CONTENT = b"GGUF" + bytes(range(256)) * 40
@@ -869,7 +871,7 @@ def test_password_in_an_address_is_shown_nowhere(
 
 
 def test_scrubbed() -> None:
-    text = sources.scrub("https://a:b@c@host/x?sig=1#y and 'http://u@h/p' git@host a@b")
+    text = scrub("https://a:b@c@host/x?sig=1#y and 'http://u@h/p' git@host a@b")
     assert text == "https://***@host/x and 'http://***@h/p' git@host a@b"
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -344,6 +345,16 @@ def test_auto_takes_what_is_worth_more(ngram: float, model: float, expected: str
 def test_auto_falls_back_on_the_model_without_a_match() -> None:
     drafter = AutoDrafter(NgramDrafter(), drafter_on(fake(), GREEDY, None))
     assert set(drafter.propose([1, 2, 3], Weighing(9.0, 1.0), 9).drafters) == {"model"}
+
+
+def test_auto_asks_no_draft_model_that_could_not_pay() -> None:
+    """Finding out what it has to read takes as long as everything else of a plain round."""
+    model = mock.Mock(spec=ModelDrafter)
+    assert not len(AutoDrafter(NgramDrafter(), model).propose([1, 2, 3], Fixed(0), 9))
+    assert not model.mock_calls
+    model.room.return_value = 0
+    AutoDrafter(NgramDrafter(), model).propose([1, 2, 3], Fixed(1), 9)
+    assert model.propose.called
 
 
 def test_what_the_draft_model_has_to_read() -> None:

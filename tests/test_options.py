@@ -185,7 +185,7 @@ class TestStructure:
 
 def test_every_setting_has_a_line_in_the_documentation() -> None:
     page = (Path(__file__).parents[1] / "docs" / "sampling.md").read_text(encoding="utf-8")
-    from specdec_cli.cli.options import SamplingFlags, StructureFlags
+    from specdec_cli.cli.flag_groups import SamplingFlags, StructureFlags
 
     for group in (SamplingFlags, StructureFlags):
         for field in group.__dataclass_fields__:

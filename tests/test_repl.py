@@ -20,7 +20,7 @@ from models import CHATML, sentencepiece_vocabulary, tiny
 
 from specdec_cli import paths
 from specdec_cli.cli import chat_settings, clipboard
-from specdec_cli.cli import options as opt
+from specdec_cli.cli import flag_groups as groups
 from specdec_cli.cli.app import invoke
 from specdec_cli.cli.commands import COMMANDS, completions, quoted, split_command
 from specdec_cli.cli.editor import edited, editor
@@ -460,14 +460,16 @@ class TestPipe:
 
 
 def settings() -> chat_settings.Settings:
-    return chat_settings.Settings(opt.DraftingFlags(), opt.SamplingFlags(), opt.StructureFlags(), opt.ChatFlags())
+    return chat_settings.Settings(
+        groups.DraftingFlags(), groups.SamplingFlags(), groups.StructureFlags(), groups.ChatFlags()
+    )
 
 
 class TestSettings:
     def test_every_option_of_run_is_there(self) -> None:
         names = {
             field.replace("_", "-")
-            for group in (opt.DraftingFlags, opt.SamplingFlags, opt.StructureFlags, opt.ChatFlags)
+            for group in (groups.DraftingFlags, groups.SamplingFlags, groups.StructureFlags, groups.ChatFlags)
             for field in group.__dataclass_fields__
         }
         assert set(chat_settings.names()) == names

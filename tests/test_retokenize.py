@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path as FilePath
 from types import SimpleNamespace
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -552,7 +553,9 @@ def test_only_what_is_new_is_read() -> None:
 def test_any_change_of_the_text_is_followed(changes: list[tuple[int, list[int]]]) -> None:
     prompt, own = [3, 8, 4], [6, 8, 2, 2]
     for given_prompt in (None, (prompt, own)):
-        translation = Translation(Tokenizer(WORDS), Tokenizer(LETTERS), given_prompt)
+        ask = mock.Mock(return_value=given_prompt)
+        translation = Translation(Tokenizer(WORDS), Tokenizer(LETTERS), ask)
+        assert not ask.called
         tokens = list(prompt)
         for size, new in changes:
             tokens = [*tokens[:size], *new]

@@ -21,7 +21,9 @@ from huggingface_hub import constants
 from specdec_cli import download, sources, wheels
 from specdec_cli.errors import DownloadError, ModelMissingError, SpecdecError
 from specdec_cli.registry import ModelSpec
-from specdec_cli.sources import fetch, format_size, locate, scrub
+from specdec_cli.sources import fetch
+from specdec_cli.stored import locate, stored_path
+from specdec_cli.wording import format_size, scrub
 
 CONTENT = b"GGUF" + bytes(range(256)) * 400
 FILE = "tiny.gguf"
@@ -287,14 +289,14 @@ def test_unwritable_directory_is_named(home: Path) -> None:
 def test_second_process_waits_and_finds_the_file(hub: Hub) -> None:
     progress, results = Recorder(), list[Path]()
     spec = spec_of(HUB)
-    with sources._locked(sources._stored_path(spec, spec.files[0]), Recorder()):
+    with sources._locked(stored_path(spec, spec.files[0]), Recorder()):
         other = threading.Thread(target=lambda: results.append(fetch(spec, offline=False, progress=progress)))
         other.start()
         while not progress.notes:
             time.sleep(0.01)
-        sources._stored_path(spec, spec.files[0]).write_bytes(CONTENT)
+        stored_path(spec, spec.files[0]).write_bytes(CONTENT)
     other.join(10)
-    assert results == [sources._stored_path(spec, spec.files[0])]
+    assert results == [stored_path(spec, spec.files[0])]
     assert progress.notes == [f"another process is downloading {FILE}; waiting for it"]
     assert not hub.requests
 

@@ -20,11 +20,11 @@ HEAVY = {"llama_cpp", "numpy", "huggingface_hub", "jinja2", "psutil", "rich", "p
 
 
 def loaded_by(arguments: list[str], environment: dict[str, str] | None = None) -> set[str]:
-    """Top-level modules in a process that ran one command line."""
+    """Modules in a process that ran one command line."""
     script = (
         "import sys\nfrom specdec_cli.__main__ import main\ncode = None\n"
         "try:\n    main()\nexcept SystemExit as end:\n    code = end.code\n"
-        "sys.stderr.write(f'{code} ' + ' '.join({name.partition(\".\")[0] for name in sys.modules}))"
+        "sys.stderr.write(f'{code} ' + ' '.join(sys.modules))"
     )
     command = [sys.executable, "-c", script, *arguments]
     variables = os.environ | {"PYTHONPATH": str(ROOT)} | (environment or {})
@@ -49,6 +49,14 @@ def test_help_loads_nothing_heavy(arguments: list[str]) -> None:
     loaded = loaded_by(arguments)
     assert "typer" in loaded
     assert not loaded & HEAVY
+
+
+def test_the_list_of_pairs_loads_nothing_for_downloads_or_answers(tmp_path: Path) -> None:
+    loaded = loaded_by(["models", "--json"], {"SPECDEC_HOME": str(tmp_path)})
+    assert {"specdec_cli.stored", "specdec_cli.memory"} <= loaded
+    assert not loaded & (HEAVY - {"psutil", "platformdirs", "huggingface_hub"})
+    unneeded = {"download", "hub", "hub_files", "sources", "config", "cli.flag_groups"}
+    assert not loaded & {f"specdec_cli.{name}" for name in unneeded}
 
 
 @pytest.mark.parametrize(

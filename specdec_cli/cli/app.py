@@ -185,7 +185,7 @@ def _command_name(arguments: list[str]) -> list[str]:
 
 def _report(message: str, hint: str, code: int, error: BaseException | None = None) -> int:
     # Libraries put addresses, with what is secret in them, into their messages.
-    from specdec_cli.download import scrub
+    from specdec_cli.wording import scrub
 
     # Names from files may hold what a terminal would obey.
     message, hint = neutralize(message), neutralize(hint)

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specdec_cli.cli import flag_groups as groups
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.status import status
 from specdec_cli.errors import CheckFailedError, ExitCode, SpecdecError, UsageError
@@ -140,19 +141,19 @@ class ReportFlags:
                     raise UsageError(f"`{path}` is the report that {flag} reads", "write to another file")
 
 
-_GREEDY = opt.SamplingFlags(temperature=0.0)
+_GREEDY = groups.SamplingFlags(temperature=0.0)
 
 
-@opt.with_flag_groups
+@groups.with_flag_groups
 def bench(
     context: typer.Context,
-    model: opt.ModelFlags,
-    drafting: opt.DraftingFlags,
+    model: groups.ModelFlags,
+    drafting: groups.DraftingFlags,
     *,
-    sampling: opt.SamplingFlags = _GREEDY,
+    sampling: groups.SamplingFlags = _GREEDY,
     what: MeasureFlags,
     report: ReportFlags,
-    output: opt.OutputFlags,
+    output: groups.OutputFlags,
     name: opt.PairArgument = None,
     max_tokens: opt.MaxTokensOption = 96,
 ) -> int:
@@ -177,9 +178,9 @@ class _Job:
     """The measurement that the flags ask for."""
 
     context: typer.Context
-    model: opt.ModelFlags
-    drafting: opt.DraftingFlags
-    sampling: opt.SamplingFlags
+    model: groups.ModelFlags
+    drafting: groups.DraftingFlags
+    sampling: groups.SamplingFlags
     what: MeasureFlags
     report: ReportFlags
     quiet: bool
@@ -206,7 +207,7 @@ class _Job:
         if self.what.sweep:
             options = dataclasses.replace(options, drafting=AUTO_DRAFTING)
         files = fetch_files(choice, offline=self.model.offline, progress=make_progress(self.quiet))
-        params = self.sampling.params_for(files[0], opt.given(self.context, self.sampling))
+        params = self.sampling.params_for(files[0], groups.given(self.context, self.sampling))
         if self.report.check_lossless and not params.is_greedy:
             hint = "leave out `-t`; for sampled answers use `specdec check`"
             raise UsageError("--check-lossless compares greedy answers only", hint)
@@ -230,7 +231,7 @@ class _Job:
         if flags.ngram_cache and source is not None and source.name == "COMMANDLINE":
             hint = "what `specdec ngram build` made is read all the same"
             raise UsageError("--ngram-cache would learn from the very answers that are measured", hint)
-        if self.what.sweep and opt.given(self.context, flags) - {"explain"}:
+        if self.what.sweep and groups.given(self.context, flags) - {"explain"}:
             hint = "leave out `--drafter`, `-k` and `--draft-confidence`, and their environment variables"
             raise UsageError("--sweep chooses drafters, lengths and confidences itself", hint)
         if flags.is_off:
@@ -371,7 +372,7 @@ def _sampling_fields(params: SamplingParams) -> dict[str, object]:
 # --- what becomes of it ----------------------------------------------------------------------------------------------
 
 
-def _deliver(document: dict[str, Any], report: ReportFlags, output: opt.OutputFlags) -> int:
+def _deliver(document: dict[str, Any], report: ReportFlags, output: groups.OutputFlags) -> int:
     from specdec_cli.render.bench import document_text
 
     interrupted = document["interrupted"] and report.report is None
@@ -393,7 +394,7 @@ def _deliver(document: dict[str, Any], report: ReportFlags, output: opt.OutputFl
     return ExitCode.OK
 
 
-def _print(document: dict[str, Any], report: ReportFlags, output: opt.OutputFlags) -> None:
+def _print(document: dict[str, Any], report: ReportFlags, output: groups.OutputFlags) -> None:
     from specdec_cli.render.bench import print_bench
     from specdec_cli.render.bench_files import csv_text, markdown_text
     from specdec_cli.render.compare import print_comparison

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from specdec_cli.cli import flag_groups as groups
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.status import status
 from specdec_cli.errors import UsageError
@@ -24,15 +25,15 @@ if TYPE_CHECKING:
     from specdec_cli.transcript import Transcript
 
 
-@opt.with_flag_groups
+@groups.with_flag_groups
 def chat(
     context: typer.Context,
-    model: opt.ModelFlags,
-    drafting: opt.DraftingFlags,
-    sampling: opt.SamplingFlags,
-    structure: opt.StructureFlags,
-    about: opt.ChatFlags,
-    output: opt.OutputFlags,
+    model: groups.ModelFlags,
+    drafting: groups.DraftingFlags,
+    sampling: groups.SamplingFlags,
+    structure: groups.StructureFlags,
+    about: groups.ChatFlags,
+    output: groups.OutputFlags,
     name: opt.PairArgument = None,
     system: opt.SystemOption = None,
     load: opt.LoadOption = None,
@@ -47,7 +48,7 @@ def chat(
         from specdec_cli.cli.repl import Repl
         from specdec_cli.transcript import last_path as last_conversation
 
-    given = frozenset(name for group in (drafting, sampling, structure, about) for name in opt.given(context, group))
+    given = frozenset(name for group in (drafting, sampling, structure, about) for name in groups.given(context, group))
     transcript = _transcript(load, resume=resume)
     settings = Settings(drafting, sampling, structure, about, given)
     notes: list[str] = []
@@ -84,8 +85,8 @@ def _transcript(load: Path | None, *, resume: bool) -> Transcript | None:
 class _Start:
     """What a conversation is begun with."""
 
-    model: opt.ModelFlags
-    output: opt.OutputFlags
+    model: groups.ModelFlags
+    output: groups.OutputFlags
     settings: Settings
     transcript: Transcript | None
     system: str | None

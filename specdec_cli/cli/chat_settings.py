@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin, get_type_h
 
 import typer
 
-from specdec_cli.cli import options as opt
+from specdec_cli.cli import flag_groups as groups
 from specdec_cli.cli.command import ALIASES, Command, parse_error
 from specdec_cli.errors import UsageError
 
@@ -43,13 +43,13 @@ class Settings:
         given: fields of all of them that the user chose.
     """
 
-    drafting: opt.DraftingFlags
-    sampling: opt.SamplingFlags
-    structure: opt.StructureFlags
-    chat: opt.ChatFlags
+    drafting: groups.DraftingFlags
+    sampling: groups.SamplingFlags
+    structure: groups.StructureFlags
+    chat: groups.ChatFlags
     given: frozenset[str] = frozenset()
 
-    def session_options(self, choice: ModelChoice, model: opt.ModelFlags) -> SessionOptions:
+    def session_options(self, choice: ModelChoice, model: groups.ModelFlags) -> SessionOptions:
         """How to load and draft.
 
         Raises:
@@ -58,7 +58,7 @@ class Settings:
         return self.drafting.session_options(choice, model, self.given)
 
     def chat_settings(
-        self, choice: ModelChoice, model: opt.ModelFlags, target: Path | None, *, tells: bool = True
+        self, choice: ModelChoice, model: groups.ModelFlags, target: Path | None, *, tells: bool = True
     ) -> ChatSettings:
         """How to answer.
 
@@ -182,10 +182,10 @@ class Settings:
 
 
 _GROUPS: dict[str, Any] = {
-    "drafting": opt.DraftingFlags,
-    "sampling": opt.SamplingFlags,
-    "structure": opt.StructureFlags,
-    "chat": opt.ChatFlags,
+    "drafting": groups.DraftingFlags,
+    "sampling": groups.SamplingFlags,
+    "structure": groups.StructureFlags,
+    "chat": groups.ChatFlags,
 }
 
 
@@ -205,9 +205,12 @@ def values_of(name: str) -> list[str]:
     return list(get_args(kind)) if get_origin(kind) is Literal else []
 
 
-@opt.with_flag_groups
+@groups.with_flag_groups
 def _settings(
-    drafting: opt.DraftingFlags, sampling: opt.SamplingFlags, structure: opt.StructureFlags, chat: opt.ChatFlags
+    drafting: groups.DraftingFlags,
+    sampling: groups.SamplingFlags,
+    structure: groups.StructureFlags,
+    chat: groups.ChatFlags,
 ) -> Settings:
     return Settings(drafting, sampling, structure, chat)
 
@@ -232,7 +235,7 @@ def _option(name: str) -> Any:
     name = name.lstrip("-").replace("_", "-")
     if name in _options():
         return _options()[name]
-    if name in {item.name.replace("_", "-") for item in dataclasses.fields(opt.ModelFlags)}:
+    if name in {item.name.replace("_", "-") for item in dataclasses.fields(groups.ModelFlags)}:
         raise UsageError(f"`{name}` is fixed once the models are loaded", f"start again with `--{name}`")
     close = difflib.get_close_matches(name, _options(), n=3, cutoff=0.5)
     listed = " or ".join(f"`{match}`" for match in close)

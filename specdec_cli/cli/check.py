@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdec_cli.cli import flag_groups as groups
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.status import status
 from specdec_cli.errors import ExitCode, UsageError
@@ -25,12 +26,12 @@ PromptsOption = Annotated[
 LimitOption = Annotated[int | None, typer.Option("--limit", metavar="N", help="only the first N prompts")]
 
 
-@opt.with_flag_groups
+@groups.with_flag_groups
 def check(
     context: typer.Context,
-    model: opt.ModelFlags,
-    sampling: opt.SamplingFlags,
-    output: opt.OutputFlags,
+    model: groups.ModelFlags,
+    sampling: groups.SamplingFlags,
+    output: groups.OutputFlags,
     name: opt.PairArgument = None,
     prompts: PromptsOption = None,
     limit: LimitOption = None,
@@ -72,7 +73,7 @@ def check(
         force=model.force,
     )
     files = fetch_files(choice, offline=model.offline, progress=make_progress(output.is_silent))
-    params = with_seed(sampling.params_for(files[0], opt.given(context, sampling)))
+    params = with_seed(sampling.params_for(files[0], groups.given(context, sampling)))
     with open_session(choice.name, files, options, quiet=output.is_silent) as session:
         say_method(session, params, quiet=output.is_silent)
         report = run_check(

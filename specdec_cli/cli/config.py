@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from specdec_cli.cli import flag_groups as groups
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.defaults import converted, known_options, names_a_file, origin_of, setting_aliases
 from specdec_cli.errors import ModelMissingError, SpecdecError, UsageError
@@ -130,7 +131,7 @@ def checked_value(name: str, texts: list[str]) -> Any:
         # In a context of its own: the present file may be what is wrong.
         value = converted(option, texts if option.multiple else texts[0], command.context_class(command))
     except typer.BadParameter as error:
-        from specdec_cli.sources import scrub
+        from specdec_cli.wording import scrub
 
         message = scrub(f"`{name}` cannot be `{' '.join(texts)}`: {error.message}")
         raise UsageError(message, "see `specdec run --help`") from None
@@ -148,22 +149,22 @@ def _check(field: str, value: Any) -> None:
     """What happens to the value in a command, before anything is loaded."""
     if field == "max_tokens":
         opt.require_positive(("--max-tokens", value), command="run")
-    for group in (opt.ModelFlags(), opt.DraftingFlags(), opt.SamplingFlags(), opt.StructureFlags()):
+    for group in (groups.ModelFlags(), groups.DraftingFlags(), groups.SamplingFlags(), groups.StructureFlags()):
         if hasattr(group, field):
             _check_group(replace(group, **{field: value}))
 
 
 def _check_group(group: Any) -> None:
-    if isinstance(group, opt.SamplingFlags):
+    if isinstance(group, groups.SamplingFlags):
         group.params()
-    elif isinstance(group, opt.StructureFlags):
+    elif isinstance(group, groups.StructureFlags):
         group.structure()
-    elif isinstance(group, opt.DraftingFlags):
+    elif isinstance(group, groups.DraftingFlags):
         group.drafting(None, None)
     else:
         from specdec_cli.choice import ModelChoice
 
-        opt.DraftingFlags().session_options(ModelChoice(None, Path(), None), group)
+        groups.DraftingFlags().session_options(ModelChoice(None, Path(), None), group)
 
 
 def _warn(name: str) -> None:

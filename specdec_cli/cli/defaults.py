@@ -132,7 +132,7 @@ def given_text(parameter: Any, setting: Setting, context: Any) -> str | list[str
     except typer.BadParameter as error:
         name = setting_name(parameter)
         hint = f"correct the file, or `specdec config set {name} --unset`"
-        from specdec_cli.sources import scrub
+        from specdec_cli.wording import scrub
 
         # As TOML spells it.
         shown = str(value).lower() if isinstance(value, bool) else scrub(str(value))

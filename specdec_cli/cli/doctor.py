@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from specdec_cli.cli import flag_groups as groups
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.status import status
 from specdec_cli.errors import ExitCode, SpecdecError
@@ -18,9 +19,9 @@ if TYPE_CHECKING:
     from specdec_cli.doctor import Finding, LocalPair, Measurement
 
 
-@opt.with_flag_groups
+@groups.with_flag_groups
 def doctor(
-    model: opt.ModelFlags,
+    model: groups.ModelFlags,
     name: opt.PairArgument = None,
     no_measure: Annotated[bool, typer.Option("--no-measure", help="load no model, measure nothing")] = False,
     as_json: Annotated[
@@ -55,7 +56,7 @@ def doctor(
 
 
 def _look(
-    model: opt.ModelFlags, pair: str | None, color: opt.ColorChoice
+    model: groups.ModelFlags, pair: str | None, color: opt.ColorChoice
 ) -> Iterator[tuple[Finding, LocalPair | None]]:
     """The findings one by one, with the pair's files where it is about them."""
     from specdec_cli import doctor as look
@@ -104,14 +105,14 @@ def _is_broken(findings: list[Finding]) -> bool:
     return any(finding.name == "llama.cpp" and finding.status == "problem" for finding in findings)
 
 
-def _measure(files: LocalPair, model: opt.ModelFlags, findings: list[Finding], *, quiet: bool) -> Measurement | None:
+def _measure(files: LocalPair, model: groups.ModelFlags, findings: list[Finding], *, quiet: bool) -> Measurement | None:
     """The measurement; what keeps it from being made is one more finding."""
     from specdec_cli import interrupt
     from specdec_cli.choice import ModelChoice
     from specdec_cli.doctor import Finding, measure
 
     try:
-        options = opt.DraftingFlags().session_options(ModelChoice(None, files.target, files.draft), model)
+        options = groups.DraftingFlags().session_options(ModelChoice(None, files.target, files.draft), model)
         with interrupt.stop_on_sigint(), status(sys.stderr, f"Measuring {files.target.name}", quiet=quiet):
             return measure(files, options)
     except SpecdecError as error:

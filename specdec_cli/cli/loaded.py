@@ -15,7 +15,7 @@ from specdec_cli.cli.status import status
 from specdec_cli.errors import SpecdecError
 from specdec_cli.registry import ModelSpec, load_registry
 from specdec_cli.session import Session, SessionOptions
-from specdec_cli.sources import scrub
+from specdec_cli.wording import scrub
 
 Files = tuple[Path, Path | None]
 

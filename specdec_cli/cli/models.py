@@ -224,7 +224,7 @@ def scan(as_json: JsonOption = False) -> None:
         _print_json({"models": [_local_document(model) for model in found]})
         return
     from specdec_cli.render.models import print_table
-    from specdec_cli.sources import format_size
+    from specdec_cli.wording import format_size
 
     rows = [(model.place, model.name if model.is_complete else f"{model.name} (shards missing)",
              format_size(model.size), str(model.path)) for model in found]  # fmt: skip
@@ -243,7 +243,7 @@ def _print_json(document: dict[str, Any]) -> None:
 def _pair_document(pair: Pair, free: int) -> dict[str, Any]:
     from specdec_cli.estimates import cost_ratio, objection
     from specdec_cli.local_files import sized
-    from specdec_cli.sources import locate
+    from specdec_cli.stored import locate
 
     paths = locate(pair.target), locate(pair.draft)
     target, draft = sized(pair.target, paths[0]), sized(pair.draft, paths[1])
@@ -299,7 +299,8 @@ def _headers(path: Path) -> tuple[Header, ...]:
 
 def _model_document(registry: Registry, spec: ModelSpec) -> dict[str, Any]:
     from specdec_cli.local_files import sized
-    from specdec_cli.sources import locate, scrub
+    from specdec_cli.stored import locate
+    from specdec_cli.wording import scrub
 
     found = locate(spec)
     return {
@@ -409,7 +410,7 @@ def _candidate_row(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _ask(removal: Removal) -> None:
-    from specdec_cli.sources import format_size
+    from specdec_cli.wording import format_size
 
     if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(f"removing `{removal.name}` needs a confirmation", "add `--yes`")
@@ -423,7 +424,7 @@ def _ask(removal: Removal) -> None:
 
 
 def _done(removal: Removal) -> str:
-    from specdec_cli.sources import format_size
+    from specdec_cli.wording import format_size
 
     if removal.is_empty:
         return f"{removal.name}: nothing to remove"

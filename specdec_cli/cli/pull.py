@@ -47,8 +47,9 @@ def pull_models(choice: ModelChoice, *, offline: bool = False, quiet: bool = Fal
 
     from specdec_cli.choice import fetch_files
     from specdec_cli.gguf import check_header
-    from specdec_cli.sources import resolve, verify
+    from specdec_cli.sources import resolve
     from specdec_cli.split import check_path
+    from specdec_cli.stored import verify
 
     for model in (choice.target, choice.draft):
         if isinstance(model, Path):
@@ -75,7 +76,7 @@ def pull_models(choice: ModelChoice, *, offline: bool = False, quiet: bool = Fal
 
 def _stamps(choice: ModelChoice) -> list[int | None]:
     """When the files were written that are here."""
-    from specdec_cli.sources import locate
+    from specdec_cli.stored import locate
 
     models = (choice.target, choice.draft)
     found = [locate(model) if isinstance(model, ModelSpec) else None for model in models]

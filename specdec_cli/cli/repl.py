@@ -13,7 +13,7 @@ from pathlib import Path
 from specdec_cli import interrupt, paths
 from specdec_cli.chat import Chat
 from specdec_cli.choice import ModelChoice, choose_models, fetch_files
-from specdec_cli.cli import options as opt
+from specdec_cli.cli import flag_groups as groups
 from specdec_cli.cli.chat_settings import Settings
 from specdec_cli.cli.commands import Commands, counted, shortened, split_command
 from specdec_cli.cli.job import (
@@ -63,8 +63,8 @@ class Repl:
     loaded: Loaded
     chat: Chat
     settings: Settings
-    model: opt.ModelFlags
-    output: opt.OutputFlags
+    model: groups.ModelFlags
+    output: groups.OutputFlags
     reader: Reader
     is_interactive: bool
     keeps: bool

@@ -7,20 +7,21 @@ import sys
 
 import typer
 
+from specdec_cli.cli import flag_groups as groups
 from specdec_cli.cli import options as opt
 from specdec_cli.cli.prompt import read_prompt
 from specdec_cli.cli.status import status
 from specdec_cli.errors import UsageError
 
 
-@opt.with_flag_groups
+@groups.with_flag_groups
 def run(
     context: typer.Context,
-    model: opt.ModelFlags,
-    drafting: opt.DraftingFlags,
-    sampling: opt.SamplingFlags,
-    structure: opt.StructureFlags,
-    output: opt.OutputFlags,
+    model: groups.ModelFlags,
+    drafting: groups.DraftingFlags,
+    sampling: groups.SamplingFlags,
+    structure: groups.StructureFlags,
+    output: groups.OutputFlags,
     prompt: opt.PromptArgument = None,
     file: opt.FileOption = None,
     system: opt.SystemOption = None,
@@ -41,7 +42,7 @@ def run(
     form = structure.structure()
     sampling.params()
     choice = choose_models(model.pair, model.target, model.draft)
-    options = drafting.session_options(choice, model, opt.given(context, drafting))
+    options = drafting.session_options(choice, model, groups.given(context, drafting))
     if options.drafting.is_off and compare:
         if not opt.is_configured(context, "compare"):
             raise UsageError("--compare has nothing to compare without drafts", "leave it out, or add `-k auto`")
@@ -50,7 +51,7 @@ def run(
     if not options.drafting.uses_model:
         choice = dataclasses.replace(choice, draft=None)
     files = fetch_files(choice, offline=model.offline, progress=make_progress(output.is_silent))
-    params = sampling.params_for(files[0], opt.given(context, sampling))
+    params = sampling.params_for(files[0], groups.given(context, sampling))
     if not raw:
         # Its process starts while the models load.
         prepare()

@@ -8,7 +8,7 @@ from typing import Protocol
 from specdec_cli.drafters.model import NAME as MODEL
 from specdec_cli.drafters.ngram import NAME as NGRAM
 from specdec_cli.drafters.ngram import NgramDrafter
-from specdec_cli.types import Draft, Drafter, LengthPolicy
+from specdec_cli.types import EMPTY_DRAFT, Draft, Drafter, LengthPolicy
 
 
 class DraftsByModel(Drafter, Protocol):
@@ -41,6 +41,9 @@ class AutoDrafter:
     def propose(self, tokens: Sequence[int], policy: LengthPolicy, limit: int) -> Draft:
         """A chain by one of the two."""
         found = self._ngram.lookup(tokens, limit)
+        # Where it would not pay had the draft model read everything, nobody need ask how much it has to read.
+        if not len(found) and not policy.of(MODEL, 1, limit).draft_more(()):
+            return EMPTY_DRAFT
         room = min(limit, self._model.room(tokens))
         model = policy.of(MODEL, self._model.num_behind(tokens), room).gain() if room > 0 else 0.0
         if len(found):

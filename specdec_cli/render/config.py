@@ -42,7 +42,7 @@ def config_document(values: list[Value], path: Path) -> dict[str, Any]:
 
 def without_secrets(value: Any) -> Any:
     """A value without passwords and tokens, as addresses of models can have them."""
-    from specdec_cli.sources import scrub
+    from specdec_cli.wording import scrub
 
     if isinstance(value, list):
         return [without_secrets(item) for item in value]

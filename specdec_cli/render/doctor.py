@@ -248,7 +248,7 @@ def _anonymous(value: Any, folders: Sequence[str]) -> Any:
 
 def anonymous(text: str) -> str:
     """Text without names of the user and the machine, without access tokens, and with short paths."""
-    from specdec_cli.sources import scrub
+    from specdec_cli.wording import scrub
 
     for word, short in private_words().items():
         # Not the beginning of a longer name.

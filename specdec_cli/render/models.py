@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from specdec_cli.render.terminal import neutralize
-from specdec_cli.sources import format_size
+from specdec_cli.wording import format_size
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -9,7 +9,8 @@ import time
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from specdec_cli.sources import Progress, SilentProgress, format_size
+from specdec_cli.sources import Progress, SilentProgress
+from specdec_cli.wording import format_size
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -8,8 +8,8 @@ from rich.table import Table
 from rich.text import Text
 
 from specdec_cli.render.terminal import ColorMode, make_console
-from specdec_cli.sources import format_size
 from specdec_cli.tuning import TuneReport
+from specdec_cli.wording import format_size
 
 
 def print_tune(report: TuneReport, stream: TextIO, color: ColorMode = "auto", *, dry_run: bool = False) -> None:
