@@ -246,6 +246,16 @@ class Translation:
         self._ids: list[int] = []
         self._id_ends: list[int] = []
 
+    @property
+    def has_begun(self) -> bool:
+        """Whether anything was translated."""
+        return bool(self._tokens)
+
+    def about(self, tokens: Sequence[int], ratio: float) -> int:
+        """About how many `ids(tokens)` are: counted as far as they are known, the rest by draft tokens for a token."""
+        new = len(tokens) - len(self._tokens)
+        return len(self._first) + len(self._ids) + round(max(0, new) * ratio)
+
     def ids(self, tokens: Sequence[int]) -> list[int]:
         """The draft model's tokens for the target's."""
         size = len(self._tokens)

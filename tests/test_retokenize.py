@@ -326,8 +326,26 @@ def test_every_decode_call_is_told() -> None:
     assert len(policy.steps) == len(drafter._last.tokens) > 2
     # The first one has read the prompt, counted in the target's tokens.
     ratio = len(Tokenizer(LETTERS).encode(SAMPLE.encode())) / len(Tokenizer(WORDS).encode(SAMPLE.encode()))
-    assert policy.behind == policy.steps[0] == max(1, round(3 / ratio))
+    assert policy.steps[0] == max(1, round(3 / ratio))
+    # Nobody had counted them before.
+    assert policy.behind == len(start)
     assert set(policy.steps[1:]) == {1}
+
+
+def test_what_the_draft_model_has_to_read_is_reckoned_without_reading_it() -> None:
+    drafter, start, _ = writer("ab ab ab ")
+    assert (drafter.num_behind(start), drafter._translation.has_begun) == (len(start), False)
+    drafter.propose(start, Recording(2), 9)
+    later = [*start, *Tokenizer(WORDS).encode(SAMPLE.encode())]
+    reckoned = drafter.num_behind(later)
+    exact = drafter._context.num_missing(drafter._translation.ids(later)) / drafter._ratio
+    # This text is written in fewer tokens than the sample.
+    assert exact < reckoned < 1.3 * exact
+    # What another answer left in the cache counts when it is the beginning of this one.
+    translator = Translator(WORDS, LETTERS)
+    again = Retokenized(drafter._context, translator, translator.translation())
+    assert again.num_behind(start) == 1
+    assert again.num_behind(later) > 1
 
 
 def test_a_step_counts_for_all_steps_of_a_token(monkeypatch: pytest.MonkeyPatch) -> None:

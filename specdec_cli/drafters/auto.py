@@ -15,10 +15,10 @@ class DraftsByModel(Drafter, Protocol):
     """A drafter with a draft model."""
 
     def room(self, tokens: Sequence[int]) -> int:
-        """The most tokens that the draft model has room for."""
+        """About how many tokens the draft model has room for; asked in every round."""
 
     def num_behind(self, tokens: Sequence[int]) -> int:
-        """Tokens that it decodes for its first proposal."""
+        """About how many tokens it decodes for its first proposal; asked in every round."""
 
 
 class AutoDrafter:
@@ -41,15 +41,16 @@ class AutoDrafter:
     def propose(self, tokens: Sequence[int], policy: LengthPolicy, limit: int) -> Draft:
         """A chain by one of the two."""
         found = self._ngram.lookup(tokens, limit)
-        # Where it would not pay had the draft model read everything, nobody need ask how much it has to read.
-        if not len(found) and not policy.of(MODEL, 1, limit).draft_more(()):
-            return EMPTY_DRAFT
         room = min(limit, self._model.room(tokens))
-        model = policy.of(MODEL, self._model.num_behind(tokens), room).gain() if room > 0 else 0.0
+        model = policy.of(MODEL, self._model.num_behind(tokens), room)
         if len(found):
+            gain = model.gain() if room > 0 else 0.0
             ngram = policy.of(NGRAM, 0, limit)
-            if ngram.gain(found.confidences) > max(0.0, model):
+            if ngram.gain(found.confidences) > max(0.0, gain):
                 length = ngram.best_length(found.confidences)
                 if length:
                     return found.first(length)
+        elif not model.draft_more(()):
+            # The drafter would find the same; most rounds of a text that is hard to draft end here.
+            return EMPTY_DRAFT
         return self._model.propose(tokens, policy, limit)

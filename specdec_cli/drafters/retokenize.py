@@ -18,7 +18,7 @@ from specdec_cli.drafters.model import NAME, ModelDrafter
 from specdec_cli.drafters.tree import GrowingDraft
 from specdec_cli.sampling import Sampler, top_probability
 from specdec_cli.translation import SharedTokens, Translation, Translator, is_cut, num_complete
-from specdec_cli.types import Candidate, Constraint, Context, Draft, LengthPolicy, Logits, SamplingParams
+from specdec_cli.types import EMPTY_DRAFT, Candidate, Constraint, Context, Draft, LengthPolicy, Logits, SamplingParams
 
 _LOOK_BACK = 6
 """Committed tokens of the target with which a draft's text is read."""
@@ -117,23 +117,30 @@ class Retokenized:
 
     def room(self, tokens: Sequence[int]) -> int:
         """About how many tokens of the target can be drafted: the draft model's context may be too small."""
-        room = self._context.num_ctx - len(self._translation.ids(tokens)) + 1
+        room = self._context.num_ctx - self._translation.about(tokens, self._ratio) + 1
         return min(room, int(room / self._ratio))
 
     def num_behind(self, tokens: Sequence[int]) -> int:
-        """Tokens that the draft model decodes for its first proposal, counted as the target's."""
-        missing = self._context.num_missing(self._translation.ids(tokens))
+        """About how many tokens the draft model decodes for its first proposal, counted as the target's."""
+        # To translate what is new takes longer than all else of a round without a draft.
+        held = self._context.tokens
+        if held and not self._translation.has_begun:
+            missing = self._context.num_missing(self._translation.ids(tokens))
+        else:
+            missing = self._translation.about(tokens, self._ratio) - len(held)
         return max(1, round(missing / self._ratio))
 
     def propose(self, tokens: Sequence[int], policy: LengthPolicy, limit: int) -> Draft:
         """A chain of point masses."""
         limit = min(limit, self.room(tokens))
         policy = policy.of(NAME, self.num_behind(tokens), limit)
-        chain = self._resume(self._translation.ids(tokens))
-        before = self._before(tokens)
         told: list[float] = []
         standing: Standing = []
         reach, goes_on = 1.0, limit > 0 and policy.draft_more(told)
+        if not goes_on:
+            return EMPTY_DRAFT
+        chain = self._resume(self._translation.ids(tokens))
+        before = self._before(tokens)
         while goes_on:
             standing = self._grow(chain, before, told, policy)
             if len(standing) <= len(told) or not self._is_allowed(tokens, standing, len(told)):
