@@ -73,8 +73,9 @@ _MIN_GAP, _MAX_GAP = 8, 64
 _FIRST_CHECK, _LAST_CHECK, _CLEAR_GAIN = 8, 256, 1.5
 """After 8, 16, ... 256 rounds with drafts in a row one is plain, unless drafting pays clearly: t(1) might be wrong."""
 
-_EASY, _WORTH_READING, _MOST_LEFT = 0.95, 0.5, 256
-"""With each token accepted in 95 %, drafting must gain this many tokens a round for the prompt to be read for it."""
+_EASY, _WORTH_READING, _EASY_SHARE, _MOST_LEFT = 0.95, 0.5, 1 / 20, 256
+"""With each token accepted in 95 %, drafting must gain this many tokens a round for the prompt to be read for it, and
+pay for that though only one text in twenty is so easy."""
 
 _HOPE_GAP, _HOPE_GAIN, _HOPE_SHARE = 4, 1 / 3, 0.3
 """A target that has become surer by 30 % of what was missing is a reason to probe early, and beyond the allowance."""
@@ -320,7 +321,7 @@ class _Turn(LengthPolicy):
         spent = lengths * costs.step_s(self.drafter) + costs.target.table[lengths] - costs.target.table[0]
         spent += costs.rejected_s * (1 - _EASY**lengths)
         gain = float((np.cumsum(_EASY**lengths) - rate * spent).max(initial=0.0))
-        return gain > _WORTH_READING and gain * min(self.num_left, _MOST_LEFT) / 2 > missed
+        return gain > _WORTH_READING and _EASY_SHARE * gain * min(self.num_left, _MOST_LEFT) > missed
 
     def keep_last(self, confidences: Sequence[float]) -> bool:
         """Only what all tokens before are worth tells."""

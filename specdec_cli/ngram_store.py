@@ -53,8 +53,8 @@ DELETE FROM ngrams WHERE (context, next) IN (SELECT context, next FROM ngrams OR
 def vocabulary_fingerprint(model: LanguageModel) -> str:
     """16 hexadecimal digits that tell tokenizers apart, the same for models that differ in padding.
 
-    Every 16th token is looked at: that takes milliseconds, and two vocabularies taken for one cost acceptance, never
-    correctness.
+    Every 16th token is looked at: that takes up to a tenth of a second, and two vocabularies taken for one cost
+    acceptance, never correctness.
     """
     digest = hashlib.blake2b(digest_size=8)
     for token in range(0, model.num_vocab, _SAMPLE):
@@ -67,6 +67,11 @@ def vocabulary_fingerprint(model: LanguageModel) -> str:
 def default_path(vocabulary: str) -> Path:
     """Where statistics are kept unless the user names a file."""
     return state_dir() / f"ngrams-{vocabulary}.sqlite"
+
+
+def has_default() -> bool:
+    """Whether there are such statistics for any vocabulary."""
+    return any(state_dir().glob("ngrams-*.sqlite"))
 
 
 class NgramStore:

@@ -36,7 +36,7 @@ from specdec_cli.llama import (
     supports_gpu_offload,
 )
 from specdec_cli.memory import LEAST_CTX, Fit, Headers, Placement, free_here, max_ctx
-from specdec_cli.ngram_store import NgramStore, default_path, vocabulary_fingerprint
+from specdec_cli.ngram_store import NgramStore, default_path, has_default, vocabulary_fingerprint
 from specdec_cli.repetition import Breakers, find_breakers
 from specdec_cli.sampling import Sampler, top_two
 from specdec_cli.sources import SilentProgress
@@ -657,12 +657,18 @@ class Session:
     def ngrams(self) -> NgramStore | None:
         """N-gram statistics of the user's own text, opened on first use; None without any."""
         if self._ngrams is None:
-            vocabulary = vocabulary_fingerprint(self.target)
-            path = self.options.ngram_cache or default_path(vocabulary)
-            if self.options.ngram_cache is None and not path.exists():
-                return None
-            self._ngrams = NgramStore.open(path, vocabulary)
+            path = self.options.ngram_cache
+            if path is None:
+                # Most users have none, and a fingerprint takes as long as a token of the answer.
+                path = default_path(self._fingerprint) if has_default() else None
+                if path is None or not path.exists():
+                    return None
+            self._ngrams = NgramStore.open(path, self._fingerprint)
         return self._ngrams
+
+    @functools.cached_property
+    def _fingerprint(self) -> str:
+        return vocabulary_fingerprint(self.target)
 
     def use_ngrams(self, path: Path | None) -> None:
         """Draft from these n-gram statistics from now on, see `SessionOptions.ngram_cache`."""

@@ -28,6 +28,7 @@ from specdec_cli.errors import (
     UsageError,
 )
 from specdec_cli.llama import Model
+from specdec_cli.ngram_store import NgramStore, default_path, vocabulary_fingerprint
 from specdec_cli.session import Result, Session, SessionOptions, Structure, load, with_seed
 from specdec_cli.testing import FakeContext, FakeModel
 from specdec_cli.tuned import Tuned
@@ -152,6 +153,24 @@ def test_greedy_is_the_baseline(session: Session) -> None:
         plain = session.generate(prompt, sampling=GREEDY, max_tokens=50, drafting=PLAIN_DECODING)
         assert drafted.tokens == plain.tokens
         assert plain.stats.num_drafted == 0 < drafted.stats.num_accepted
+
+
+def test_without_statistics_nobody_looks_at_the_vocabulary(
+    session: Session, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SPECDEC_HOME", str(tmp_path))
+    vars(session).pop("_fingerprint", None)
+    assert session.ngrams is None
+    assert "_fingerprint" not in vars(session)
+    vocabulary = vocabulary_fingerprint(session.target)
+    for name in ("0" * 16, vocabulary):
+        # Of those for another tokenizer nothing is used.
+        assert session.ngrams is None
+        with NgramStore.open(default_path(name), name) as store:
+            assert store.add([1, 2, 3] * 3)
+    assert session.ngrams is not None
+    session.use_ngrams(tmp_path / "none.sqlite")
+    session.use_ngrams(None)
 
 
 def test_prompt_forms_are_equal(session: Session) -> None:
