@@ -17,6 +17,7 @@ _CENTERS = np.array([0.05, *((EDGES[1:] + EDGES[:-1]) / 2), 0.997])
 _PRIOR_WEIGHT = 8.0
 _KEEP_OUTCOME = 0.99
 _KEEP_SEEN = 0.97
+_SURE = 3.0
 
 
 def model_prior(confidence: Floats | float) -> Floats:
@@ -44,9 +45,11 @@ class Acceptance:
 
     Args:
         prior: confidences, shape (n,) -> their acceptance as far as known beforehand.
+        is_sure: whether the surest confidence is expected more often than any other.
     """
 
-    def __init__(self, prior: Callable[[Floats], Floats]) -> None:
+    def __init__(self, prior: Callable[[Floats], Floats], *, is_sure: bool = True) -> None:
+        self._is_sure = is_sure
         self._tried = np.full(NUM_BUCKETS, _PRIOR_WEIGHT)
         self._accepted = _PRIOR_WEIGHT * prior(_CENTERS)
         self._prior = self._accepted / self._tried
@@ -77,7 +80,7 @@ class Acceptance:
         """A new answer: what tokens are worth stays, how easy the last text was is mostly forgotten."""
         # A flat start, and a little confidence: as if a few of each kind had been seen.
         self._seen = 0.25 * self._seen + 0.25
-        self._seen[-1] += 3.0
+        self._seen[-1] += _SURE * self._is_sure
 
     def see(self, confidence: float) -> None:
         """A token of this confidence came up, whether it was scored or not."""

@@ -65,8 +65,9 @@ _INVESTMENT_ROUNDS, _RETURN = 64.0, 2.0
 
 _PROBE_SHARE = 0.012
 _FIRST_ALLOWANCE = 0.5
-_MAX_ALLOWANCE = 4.0
-"""Probing may lose this share of the time; the allowances are in target passes."""
+_MAX_ALLOWANCE, _MAX_DEBT = 4.0, 1.0
+"""Probing may lose this share of the time; the allowances are in target passes. Reading the prompt is not paid back
+beyond one pass, or in a long answer it would keep the rule from noticing that the text has become easy."""
 
 _MIN_GAP, _MAX_GAP = 8, 64
 
@@ -188,7 +189,9 @@ class CostRule(LengthPolicy):
         ends_accepted = 0 < record.num_drafted == record.num_accepted
         self._lag = 1 + ends_accepted if stepped else self._lag + record.num_tokens
         if record.index == 0:
-            # It has read the prompt; its time says nothing about a round.
+            # It has read the prompt; its time says nothing about a round. What drafting cost comes off later probes.
+            debt = (self._turn.counted_s if self._turn else 0.0) - self._allowance
+            self._allowance = -min(debt, _MAX_DEBT * self._costs.target(1))
             return
         if self.is_check_due:
             self._check_gap = min(2 * self._check_gap, _LAST_CHECK)
@@ -320,8 +323,11 @@ class _Turn(LengthPolicy):
         lengths = np.arange(1, min(_HORIZON, self.limit) + 1)
         spent = lengths * costs.step_s(self.drafter) + costs.target.table[lengths] - costs.target.table[0]
         spent += costs.rejected_s * (1 - _EASY**lengths)
-        gain = float((np.cumsum(_EASY**lengths) - rate * spent).max(initial=0.0))
-        return gain > _WORTH_READING and _EASY_SHARE * gain * min(self.num_left, _MOST_LEFT) > missed
+        accepted = np.cumsum(_EASY**lengths)
+        gains = accepted - rate * spent
+        best = int(gains.argmax())
+        num_rounds = min(self.num_left, _MOST_LEFT) / (1 + accepted[best])
+        return bool(gains[best] > max(_WORTH_READING, missed / (_EASY_SHARE * num_rounds)))
 
     def keep_last(self, confidences: Sequence[float]) -> bool:
         """Only what all tokens before are worth tells."""

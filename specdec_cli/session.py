@@ -640,7 +640,9 @@ class Session:
 
     def _new_acceptances(self) -> dict[str, Acceptance]:
         """What confidences are worth, as far as known before anything was drafted."""
-        model = Acceptance(model_prior if self.translator is None else foreign_prior)
+        is_foreign = self.translator is not None
+        # Of a token of the target all its draft tokens have to be sure.
+        model = Acceptance(foreign_prior if is_foreign else model_prior, is_sure=not is_foreign)
         return {"model": model, SIBLING: Acceptance(sibling_prior), "ngram": Acceptance(match_prior)}
 
     def _num_leaves(self, drafting: Drafting, params: SamplingParams) -> int:

@@ -90,6 +90,7 @@ class World:
         rereads: whether the target's cache cannot drop rejected tokens: accepted ones before them are decoded again
             with the next draft, or in a pass of their own when they have become many.
         max_leaves: of the widest tree; 1 is chains.
+        num_prompt: tokens that the drafter decodes before its first proposal.
     """
 
     text: Text
@@ -104,12 +105,13 @@ class World:
     places: list[int] = field(default_factory=list)
     drafter: str = "model"
     max_leaves: int = 1
+    num_prompt: int = 1
     _lost: int = 0
 
     def run(self, policy: LengthPolicy, num_tokens: int) -> float:
         """Rate in tokens per second of an answer of so many tokens."""
         rng = np.random.default_rng(self.seed)
-        place, seconds, behind = 0, 0.0, 1
+        place, seconds, behind = 0, 0.0, self.num_prompt
         self.records, self.places, self._lost = [], [], 0
 
         def took(expected: float) -> float:
