@@ -58,7 +58,7 @@ _STEP = 0.06
 _NUM_REACHES = 60
 """Grid of the look-ahead: probabilities exp(-0.06 i) that the whole draft so far is accepted."""
 
-_REFRESH_EVERY, _REFRESH_OFF = 3, 8
+_REFRESH_EVERY, _REFRESH_OFF = 3, 32
 _RATE_GAIN = 1 / 24
 _INVESTMENT_ROUNDS, _RETURN = 64.0, 2.0
 """Reading what a draft model missed must promise twice its time in so many rounds: gains are guessed, costs are not."""
@@ -78,7 +78,7 @@ _EASY, _WORTH_READING, _EASY_SHARE, _MOST_LEFT = 0.95, 0.5, 1 / 20, 256
 """With each token accepted in 95 %, drafting must gain this many tokens a round for the prompt to be read for it, and
 pay for that though only one text in twenty is so easy."""
 
-_HOPE_GAP, _HOPE_GAIN, _HOPE_SHARE = 4, 1 / 3, 0.3
+_HOPE_GAP, _HOPE_GAIN, _HOPE_SHARE = 4, 1 / 2, 0.3
 """A target that has become surer by 30 % of what was missing is a reason to probe early, and beyond the allowance."""
 
 _OVERDRAFT, _CREDIT_ROUNDS = 2.0, 200
@@ -164,8 +164,8 @@ class CostRule(LengthPolicy):
 
     @property
     def watches(self) -> bool:
-        """Every other round without a draft: it takes a pass over the target's row."""
-        return self._num_off % 2 == 1
+        """Every fourth round without a draft: it takes a pass over the target's row."""
+        return self._num_off % 4 == 1
 
     @property
     def decision(self) -> Decision | None:

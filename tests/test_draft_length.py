@@ -47,11 +47,11 @@ def world(levels: Sequence[float], shape: str, costs: tuple[float, float], seed:
     return World(text, step_times(plain_s * share), pass_times(shape, plain_s), seed=seed, **changes)  # type: ignore[arg-type]
 
 
-def rule_for(where: World) -> CostRule:
+def rule_for(where: World, model: Acceptance | None = None) -> CostRule:
     """Calibrated as a session does it: a few sizes of pass, nothing about the text."""
     target = Timing({n: where.pass_s(n) for n in (1, 2, 3, 4, 5, 8, 16)})
     drafts = {"model": Timing({n: where.step_s(n) for n in (1, 2, 8, 64)})}
-    acceptances = {"model": Acceptance(model_prior), "ngram": Acceptance(match_prior)}
+    acceptances = {"model": model or Acceptance(model_prior), "ngram": Acceptance(match_prior)}
     return CostRule(CostModel(target, drafts), acceptances, max_leaves=where.max_leaves)
 
 
@@ -125,6 +125,45 @@ def test_a_short_answer_loses_little_where_drafting_pays_barely_or_not(level: fl
         rates.append(where.run(rule_for(where), 96) * 0.055)
     assert np.mean(rates) >= 0.985
     assert min(rates) >= 0.965
+
+
+def large_target(level: float, num_tokens: int, seed: int) -> World:
+    """Passes of a CPU bound by arithmetic; reading the prompt takes the draft model as long as one of them."""
+    return World(
+        RandomText([level] * num_tokens, seed),
+        lambda num: 0.0114 * float(np.interp(num, (1, 2, 4, 16, 64), (1, 1.6, 2.4, 6, 22))),
+        lambda num: 0.19 * float(np.interp(num, (1, 2, 3, 4, 5, 8, 16, 64), (1, 1.67, 2.45, 2.83, 3.4, 6.9, 8.2, 31))),
+        seed=seed,
+        noise=NOISE,
+        num_prompt=50,
+    )
+
+
+@pytest.mark.parametrize(("level", "num_tokens", "mean", "least"), [
+    (0.4, 96, 0.99, 0.98), (0.75, 96, 0.99, 0.98), (0.4, 300, 0.985, 0.97), (0.9, 300, 1.04, 0.97),
+])  # fmt: skip
+def test_a_prompt_is_read_only_where_the_answer_is_long_enough_for_it(
+    level: float, num_tokens: int, mean: float, least: float
+) -> None:
+    rates = []
+    for seed in range(12):
+        where = large_target(level, num_tokens, seed)
+        rule = rule_for(where, Acceptance(foreign_prior, is_sure=False))
+        rates.append(where.run(rule, num_tokens) * 0.19)
+    assert np.mean(rates) >= mean
+    assert min(rates) >= least
+
+
+def test_what_reading_the_prompt_cost_comes_off_later_probes() -> None:
+    where = large_target(0.3, 96, 0)
+    rules = [rule_for(where), rule_for(where)]
+    for rule, num_behind in zip(rules, (50, 1), strict=True):
+        turn = rule.of("model", num_behind, 96)
+        turn.spent(num_behind, where.step_s(num_behind))
+        rule.learn(Round(0, 0, 0, 1, 0.0, 0.19, 0.19, decision=turn.decision))
+        rule._num_off = 99
+    seconds = where.step_s(8)
+    assert [rule.may_probe(seconds) for rule in rules] == [False, True]
 
 
 def tree_gains(shape: str, costs: tuple[float, float], level: float) -> tuple[float, float]:
