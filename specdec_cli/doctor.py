@@ -22,6 +22,7 @@ import psutil
 
 from specdec_cli import memory, paths, selfcheck
 from specdec_cli.errors import BackendError, ExitCode, ModelMissingError, SpecdecError
+from specdec_cli.wording import describe, format_size, scrub
 
 if TYPE_CHECKING:
     from specdec_cli.choice import ModelChoice
@@ -169,8 +170,6 @@ def look_at_devices() -> Finding:
 
 
 def _memory_text(device: Any) -> str:
-    from specdec_cli.wording import format_size
-
     if not device.total_bytes:
         return ""
     return f", {format_size(device.free_bytes)} of {format_size(device.total_bytes)} free"
@@ -208,8 +207,6 @@ def look_at_cpu(threads: int | None) -> Finding:
 
 def look_at_memory() -> Finding:
     """Memory that models can have, as `run` reckons, and what the container allows."""
-    from specdec_cli.wording import format_size
-
     try:
         free = memory.available()
     except SpecdecError as error:
@@ -252,8 +249,6 @@ def look_at_files() -> Finding:
     """Where specdec and the hub keep their files, how much there is, and how much room."""
     from huggingface_hub import constants
 
-    from specdec_cli.wording import format_size
-
     folders = {
         "cache": paths.cache_dir(), "config": paths.config_dir(), "state": paths.state_dir(),
         "hub": Path(constants.HF_HUB_CACHE),
@@ -282,8 +277,6 @@ def _takes_files(folder: Path) -> bool:
 
 
 def _size_text(num_bytes: int | None) -> str:
-    from specdec_cli.wording import format_size
-
     return "very many files" if num_bytes is None else format_size(num_bytes) if num_bytes else "empty"
 
 
@@ -325,8 +318,6 @@ def look_at_hub(*, offline: bool) -> Finding:
         offline: do not try.
     """
     from huggingface_hub import constants, get_token
-
-    from specdec_cli.wording import scrub
 
     endpoint = (os.environ.get("HF_ENDPOINT") or constants.ENDPOINT).rstrip("/")
     facts: dict[str, Any] = {
@@ -416,8 +407,6 @@ def look_at_pair(
 
 
 def _absent(wanted: ModelChoice, target: str | Path | None, draft: str | Path | None) -> Finding:
-    from specdec_cli.wording import describe
-
     facts = {"pair": wanted.pair, "installed": False}
     paths = [model for model in (wanted.target, wanted.draft) if isinstance(model, Path)]
     missing = [str(path) for path in paths if not path.is_file()]
@@ -617,8 +606,6 @@ def private_words() -> dict[str, str]:
 
 def _spellings(address: str) -> list[str]:
     """An address as messages may have it: also without login and query, and its host alone."""
-    from specdec_cli.wording import scrub
-
     plain = address.rstrip("/")
     host = re.sub(r"^.*@", "", re.split(r"[/?#]", plain.partition("://")[2])[0])
     name = host.partition(":")[0]

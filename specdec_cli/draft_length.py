@@ -190,8 +190,8 @@ class CostRule(LengthPolicy):
         self._lag = 1 + ends_accepted if stepped else self._lag + record.num_tokens
         if record.index == 0:
             # It has read the prompt; its time says nothing about a round. What drafting cost comes off later probes.
-            debt = (self._turn.counted_s if self._turn else 0.0) - self._allowance
-            self._allowance = -min(debt, _MAX_DEBT * self._costs.target(1))
+            drafting_s = self._turn.counted_s if self._turn else 0.0
+            self._allowance = max(self._allowance - drafting_s, -_MAX_DEBT * self._costs.target(1))
             return
         if self.is_check_due:
             self._check_gap = min(2 * self._check_gap, _LAST_CHECK)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import glob
 import hashlib
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 from specdec_cli import hub_cache, paths
@@ -42,13 +43,17 @@ def _located(spec: ModelSpec) -> list[Path]:
 
         found = resolve_here(repo, spec.name, settle_for_any=True)
         return _located(found) if found else []
-    folders = [[stored_path(spec, file) for file in spec.files]]
+    return next((found for found in _places(spec) if all(map(is_whole, found, spec.files))), [])
+
+
+def _places(spec: ModelSpec) -> Iterator[list[Path]]:
+    """Where its files may lie, in the order in which they are looked for."""
+    yield [stored_path(spec, file) for file in spec.files]
     for source in map(parse_source, spec.sources):
         if isinstance(source, HubSource):
-            folders.append([hub_cache.snapshot(one) for one in _file_sources(spec, source)])
+            yield [hub_cache.snapshot(one) for one in _file_sources(spec, source)]
         elif isinstance(source, PathSource):
-            folders.append([source.path.with_name(file.file) if spec.shards else source.path for file in spec.files])
-    return next((found for found in folders if all(map(is_whole, found, spec.files))), [])
+            yield [source.path.with_name(file.file) if spec.shards else source.path for file in spec.files]
 
 
 def repo_of(spec: ModelSpec) -> HubRepo | None:

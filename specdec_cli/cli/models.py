@@ -16,6 +16,7 @@ import typer
 from specdec_cli.cli import options as opt
 from specdec_cli.errors import ExitCode, SpecdecError, UsageError
 from specdec_cli.registry import ModelSpec, Pair, Registry, load_registry, own_file
+from specdec_cli.wording import format_size, scrub
 
 if TYPE_CHECKING:
     from specdec_cli.compatibility import Compatibility
@@ -224,7 +225,6 @@ def scan(as_json: JsonOption = False) -> None:
         _print_json({"models": [_local_document(model) for model in found]})
         return
     from specdec_cli.render.models import print_table
-    from specdec_cli.wording import format_size
 
     rows = [(model.place, model.name if model.is_complete else f"{model.name} (shards missing)",
              format_size(model.size), str(model.path)) for model in found]  # fmt: skip
@@ -300,7 +300,6 @@ def _headers(path: Path) -> tuple[Header, ...]:
 def _model_document(registry: Registry, spec: ModelSpec) -> dict[str, Any]:
     from specdec_cli.local_files import sized
     from specdec_cli.stored import locate
-    from specdec_cli.wording import scrub
 
     found = locate(spec)
     return {
@@ -410,8 +409,6 @@ def _candidate_row(candidate: Candidate) -> tuple[str, ...]:
 
 
 def _ask(removal: Removal) -> None:
-    from specdec_cli.wording import format_size
-
     if not (sys.stdin is not None and sys.stdin.isatty() and sys.stderr.isatty()):
         raise UsageError(f"removing `{removal.name}` needs a confirmation", "add `--yes`")
     for file in removal.files:
@@ -424,8 +421,6 @@ def _ask(removal: Removal) -> None:
 
 
 def _done(removal: Removal) -> str:
-    from specdec_cli.wording import format_size
-
     if removal.is_empty:
         return f"{removal.name}: nothing to remove"
     done = [f"freed {format_size(removal.num_bytes)}"] if removal.files else []
