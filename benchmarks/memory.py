@@ -56,7 +56,7 @@ def main() -> None:
     parser.add_argument("--ctx", nargs="+", type=int, default=[2048, 8192])
     parser.add_argument("--kv-type", default="f16")
     flags = parser.parse_args()
-    placement = Placement(flags.kv_type, repacks=repacked_types())
+    placement = Placement(flags.kv_type, repacks=repacked_types(), keeps_windows=flags.draft is None)
     sys.stdout.write(f"{'model':44} {'ctx':>6} {'estimate':>10} {'measured':>10} {'off by':>7}\n")
     for model in flags.models:
         for num_ctx in flags.ctx:

@@ -38,6 +38,11 @@ _ROWS = 17
 _CTX_STEP = 256
 """llama.cpp rounds contexts up to a multiple."""
 
+_WINDOW_PERIODS = {
+    "gemma2": 2, "gemma3": 6, "gemma3n": 5, "cohere2": 4, "gpt-oss": 2, "exaone4": 4, "olmo2": 4, "llama4": 4,
+}  # fmt: skip
+"""Of so many layers the last one sees everything, where the file does not tell (llama.cpp, src/models)."""
+
 _GROUP_FILES = (("memory.max", "memory.current"), ("memory.limit_in_bytes", "memory.usage_in_bytes"))
 """Limit and usage of a control group, of the second and of the first version."""
 
@@ -124,6 +129,8 @@ class Placement:
         draft_gpu_layers: of the draft model.
         repacks: names of the tensor types that the CPU's kernels keep a copy of.
         draft_ctx_ratio: tokens of the draft model's context for each of the target's.
+        keeps_windows: whether layers with sliding-window attention cache their window only, as where only chains are
+            drafted.
     """
 
     kv_type: str = "f16"
@@ -132,6 +139,7 @@ class Placement:
     draft_gpu_layers: int = 0
     repacks: AbstractSet[str] = frozenset()
     draft_ctx_ratio: float = 1.0
+    keeps_windows: bool = False
 
 
 ON_CPU = Placement()
@@ -156,12 +164,12 @@ def estimate(target: Headers, draft: Headers | None, num_ctx: int, placement: Pl
         num_ctx: tokens of context; the draft model gets no more than it was trained for.
         placement: where and how they are loaded.
     """
-    first = _model(target, num_ctx, placement.kv_type, placement.gpu_layers, placement.repacks, _ROWS)
+    first = _model(target, num_ctx, placement, placement.kv_type, placement.gpu_layers, _ROWS)
     if draft is None:
         return Estimate(num_ctx, first, None)
     kv_type = placement.draft_kv_type or placement.kv_type
     draft_ctx = min(int(num_ctx * placement.draft_ctx_ratio), max_ctx(draft))
-    second = _model(draft, draft_ctx, kv_type, placement.draft_gpu_layers, placement.repacks, 1)
+    second = _model(draft, draft_ctx, placement, kv_type, placement.draft_gpu_layers, 1)
     return Estimate(num_ctx, first, second)
 
 
@@ -171,7 +179,7 @@ def max_ctx(headers: Headers) -> int:
 
 
 def _model(
-    headers: Headers, num_ctx: int, kv_type: str, gpu_layers: int, repacks: AbstractSet[str], num_rows: int
+    headers: Headers, num_ctx: int, placement: Placement, kv_type: str, gpu_layers: int, num_rows: int
 ) -> ModelMemory:
     shape = _Shape(headers)
     tensors = [tensor for header in headers for tensor in header.tensors]
@@ -180,7 +188,8 @@ def _model(
     on_gpu = sum(tensor.num_bytes for tensor in tensors if _place(tensor, shape.num_layers) >= first_on_gpu)
     kept = [tensor for tensor in tensors if _place(tensor, shape.num_layers) < first_on_gpu]
     padded = num_ctx + -num_ctx % _CTX_STEP
-    caches = [shape.cache_bytes(layer, padded, kv_type) for layer in range(shape.num_layers)]
+    sizes = [shape.num_cells(layer, padded) if placement.keeps_windows else padded for layer in range(shape.num_layers)]
+    caches = [shape.cache_bytes(layer, cells, kv_type) for layer, cells in enumerate(sizes)]
     compute = shape.compute_bytes(padded)
     if gpu_layers > 0:
         # Both sides get buffers; the GPU's are the larger ones.
@@ -188,7 +197,7 @@ def _model(
         compute *= 2
     return ModelMemory(
         weights=sum(tensor.num_bytes for tensor in tensors),
-        repacked=sum(tensor.num_bytes for tensor in kept if _is_repacked(tensor, repacks, shape)),
+        repacked=sum(tensor.num_bytes for tensor in kept if _is_repacked(tensor, placement.repacks, shape)),
         cache=sum(caches),
         compute=compute + 4 * shape.num_vocab * num_rows,
         vocabulary=_TOKEN_BYTES * shape.num_vocab + _MERGE_BYTES * shape.num_merges,
@@ -227,6 +236,15 @@ class _Shape:
         self.num_merges = self._count("tokenizer.ggml.merges")
         self._num_cached = self._cached_layers()
 
+    def num_cells(self, layer: int, num_ctx: int) -> int:
+        """Tokens that one layer's cache holds where windows are kept only: those of the window and of one pass."""
+        window = self._number("attention.sliding_window")
+        # A hybrid's cache is never cut.
+        if window <= 0 or not self._has_window(layer) or any(map(self._state, range(self.num_layers))):
+            return num_ctx
+        cells = window + CHUNK
+        return min(num_ctx, cells + -cells % _CTX_STEP)
+
     def cache_bytes(self, layer: int, num_ctx: int, kv_type: str) -> int:
         """Bytes of what one layer keeps: keys and values, a recurrent state, or both."""
         width = self._cached_width(layer) if layer < self._num_cached else 0
@@ -262,6 +280,14 @@ class _Shape:
             return keys + (self._width(layer, "attn_v") or keys)
         heads = self._item("attention.head_count_kv", layer, self._item("attention.head_count", layer, 1))
         return heads * (self._head_size("key") + self._head_size("value"))
+
+    def _has_window(self, layer: int) -> bool:
+        """Whether a layer looks back no further than the window; of an unknown architecture none is believed to."""
+        pattern = self._header.parameter("attention.sliding_window_pattern")
+        if isinstance(pattern, tuple):
+            return layer < len(pattern) and bool(pattern[layer])
+        period = pattern if type(pattern) is int else _WINDOW_PERIODS.get(self._header.architecture, 1)
+        return period == 0 or (period > 0 and layer % period < period - 1)
 
     def _head_size(self, which: str) -> int:
         default = self._num_embd // max(1, self._per_layer("attention.head_count"))

@@ -853,6 +853,7 @@ def _fit(target: Headers, draft: Headers | None, options: SessionOptions, tuned:
         tuned.kv_type if tuned is not None and options.kv_type == "f16" else None,
         _layers_on_gpu(options.gpu_layers),
         _layers_on_gpu(options.draft_gpu_layers),
+        keeps_windows=draft is None or options.drafting.num_branches == 1,
     )
     return Fit(target, draft, placement, free_here())
 

@@ -91,6 +91,31 @@ class TestCache:
         )  # fmt: skip
         assert self.bytes_of(found) == 1024 * (256 + 128) * 2
 
+    @pytest.mark.parametrize(("pattern", "num_cut"), [
+        ({}, 5), ({"attention__sliding_window_pattern": 2}, 3), ({"attention__sliding_window_pattern": 0}, 6),
+        ({"attention__sliding_window_pattern": (True, False, False, True, False)}, 2),
+        ({"attention__sliding_window_pattern": -3}, 0), ({"attention__sliding_window": 0}, 0),
+    ])  # fmt: skip
+    def test_layers_with_a_window_keep_the_window_where_only_chains_are_drafted(
+        self, pattern: dict[str, Value], num_cut: int
+    ) -> None:
+        tensors = {name: shape for layer in range(6) for name, shape in attention(layer, 2).items()}
+        sizes: dict[str, Value] = {"attention__sliding_window": 300, "block_count": 6, **BASICS, **pattern}
+        found = header("gemma3", tensors, **sizes)
+        a_token = 2 * (2 * 64) * 2
+        assert self.bytes_of(found, 8192) == 6 * 8192 * a_token
+        cut = estimate(found, None, 8192, Placement(keeps_windows=True)).target.cache
+        # The window and a pass over 512 tokens, rounded up.
+        assert cut == (num_cut * 1024 + (6 - num_cut) * 8192) * a_token
+        assert estimate(found, None, 256, Placement(keeps_windows=True)).target.cache == 6 * 256 * a_token
+
+    def test_the_cache_of_a_hybrid_with_windows_is_not_cut(self) -> None:
+        tensors = {"blk.0.shortconv.conv.weight": (512, 3), **attention(1, 2)}
+        found = header("lfm2", tensors, block_count=2, shortconv__l_cache=3, attention__head_count_kv=(0, 2),
+                       attention__sliding_window=300, attention__sliding_window_pattern=0, **BASICS)  # fmt: skip
+        cut = estimate(found, None, 8192, Placement(keeps_windows=True))
+        assert cut == estimate(found, None, 8192)
+
     def test_recurrent_layers_do_not_grow_with_the_context(self) -> None:
         tensors = {"blk.0.ssm_conv1d.weight": (1024, 4), "blk.0.ssm_in.weight": (2048, 512)}
         sizes: dict[str, Value] = {"ssm__inner_size": 1024, "ssm__state_size": 16, "ssm__conv_kernel": 4}
@@ -394,7 +419,7 @@ def peak_of(path: Path, num_ctx: int) -> int:
 
 
 def compare(path: Path, num_ctx: int) -> None:
-    expected = estimate_files(path, None, num_ctx, Placement(repacks=repacked_types())).peak
+    expected = estimate_files(path, None, num_ctx, Placement(repacks=repacked_types(), keeps_windows=True)).peak
     assert expected == pytest.approx(peak_of(path, num_ctx), rel=0.15)
 
 
