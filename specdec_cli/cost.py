@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from itertools import accumulate
 
 import numpy as np
@@ -15,6 +16,9 @@ MAX_TABULATED = 65
 """A target pass over the largest draft."""
 
 _KNOTS = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 65, 128, 512], dtype=np.float64)
+_NUM_SMALL = 9
+"""The first knots are every size up to this."""
+
 _GROWTH, _EXPONENT = 0.45, 0.5
 """Shape of t(n) / t(1) = 1 + 0.45 (n - 1)^0.5 while nothing else is known: a CPU's, measured on 4-bit models."""
 
@@ -51,8 +55,10 @@ class Timing:
 
     def __call__(self, num_tokens: int) -> float:
         """Seconds of a pass over so many tokens."""
+        if num_tokens <= _NUM_SMALL:
+            return float(self._monotone[max(1, num_tokens) - 1])
         if num_tokens <= MAX_TABULATED:
-            return float(self.table[max(1, num_tokens) - 1])
+            return float(self.table[num_tokens - 1])
         slope = (self._monotone[-1] - self._monotone[-2]) / (_KNOTS[-1] - _KNOTS[-2])
         inside = float(np.interp(num_tokens, _KNOTS, self._monotone))
         return inside + float(slope) * max(0.0, num_tokens - float(_KNOTS[-1]))
@@ -60,11 +66,10 @@ class Timing:
     def learn(self, num_tokens: int, seconds: float) -> None:
         """Take one pass into account."""
         ratio = math.log(max(seconds, _MIN_SECONDS) / self(num_tokens))
-        nearness = np.maximum(0.0, 1.0 - np.abs(np.log2(_KNOTS / num_tokens)) * 2.0)
         step = min(max(ratio, -_MAX_STEP), _MAX_STEP)
         # Nothing makes a pass much faster than it can be: then what was known is wrong.
         own = _CORRECTION * max(ratio, -1.0) if ratio < -_MAX_STEP else _KNOT_GAIN * step
-        self._seconds *= np.exp(_LEVEL_GAIN * step + own * nearness)
+        self._seconds *= np.exp(_LEVEL_GAIN * step + own * _nearness(num_tokens))
         self._refresh()
 
     def scaled(self, factor: float) -> Timing:
@@ -78,7 +83,21 @@ class Timing:
     def _refresh(self) -> None:
         # More tokens never take less time; noise must not promise that they do.
         self._monotone = np.maximum.accumulate(self._seconds)
-        self.table: Floats = np.interp(np.arange(1, MAX_TABULATED + 1), _KNOTS, self._monotone)
+        self._table: Floats | None = None
+
+    @property
+    def table(self) -> Floats:
+        """Seconds of passes over 1, 2, ... tokens, shape (MAX_TABULATED,)."""
+        # Most rounds learn a time, and only those that draft look at more than a few.
+        if self._table is None:
+            self._table = np.interp(np.arange(1, MAX_TABULATED + 1), _KNOTS, self._monotone)
+        return self._table
+
+
+@lru_cache(maxsize=64)
+def _nearness(num_tokens: int) -> Floats:
+    """How much a time of so many tokens says about each knot, 1 at its own and 0 from a factor of 1.4 on."""
+    return np.maximum(0.0, 1.0 - np.abs(np.log2(_KNOTS / num_tokens)) * 2.0)
 
 
 def _usual(num_tokens: Floats | int) -> Floats:

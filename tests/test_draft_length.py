@@ -469,6 +469,7 @@ def test_times_are_positive_and_grow(measured: dict[int, float], passes: list[tu
     assert all(np.isfinite(values))
     assert values[0] > 0
     assert values == sorted(values)
+    assert timing.table == pytest.approx(values)
     again = Timing(timing.as_dict())
     assert [again(num) for num in (1, 2, 9, 65)] == pytest.approx([timing(num) for num in (1, 2, 9, 65)])
 
