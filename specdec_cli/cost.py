@@ -15,6 +15,9 @@ from specdec_cli.distribution import Floats
 MAX_TABULATED = 65
 """A target pass over the largest draft."""
 
+USUAL_DRAFT, BOUND = 16, 3.0
+"""A pass over so many tokens that takes three times as long as a single one is bound by arithmetic."""
+
 _KNOTS = np.array([1, 2, 3, 4, 5, 6, 7, 8, 9, 12, 16, 24, 32, 48, 65, 128, 512], dtype=np.float64)
 _NUM_SMALL = 9
 """The first knots are every size up to this."""
@@ -36,7 +39,7 @@ class Timing:
 
     Args:
         measured: number of tokens -> seconds, at least one entry with positive seconds; sizes between them get the
-            shape that is usual, larger ones go on as the last two.
+            shape that is usual, larger ones go on as the last two, or in proportion.
     """
 
     def __init__(self, measured: Mapping[int, float]) -> None:
@@ -46,9 +49,11 @@ class Timing:
         factors = [max(measured[n], _MIN_SECONDS) / _usual(n) for n in sizes]
         self._seconds = np.interp(_KNOTS, sizes, factors) * _usual(_KNOTS)
         if len(sizes) > 1:
-            # Large passes are bound by arithmetic, so their time grows in proportion.
             low, high = sizes[-2:]
             slope = max(0.0, measured[high] - measured[low]) / (high - low)
+            if high <= USUAL_DRAFT and measured[high] >= BOUND * measured[sizes[0]]:
+                # Kernels take turns at such sizes: two of them do not tell how larger ones go on.
+                slope = max(slope, measured[high] / high)
             beyond = high < _KNOTS
             self._seconds[beyond] = max(measured[high], _MIN_SECONDS) + slope * (_KNOTS[beyond] - high)
         self._refresh()

@@ -52,7 +52,7 @@ SIBLING = "sibling"
 """Name of the acceptance of a draft model's further choices."""
 
 _HORIZON = 16
-"""Draft tokens that the look-ahead tells apart; longer drafts continue as the last of them."""
+"""The longest draft by which is decided whether drafting could pay at all."""
 
 _STEP = 0.06
 _NUM_REACHES = 60
@@ -372,15 +372,19 @@ class _Turn(LengthPolicy):
         """How many of the candidates to decode in one more draft step, which they pay for together."""
         step_s = self.rule.costs.step_s
         best, best_gain, more, worth = 0, 0.0, 0.0, 0.0
+        place = num + 1
         for index, candidate in enumerate(candidates[: max(0, self.max_nodes - num - 1)], 1):
             if candidate.depth >= self.limit:
                 break
+            if index > 1:
+                # The next places are worth more to the first branch.
+                place = 1 + (lookahead.filled(place, candidates[0].reach) if index == 2 else place)
             # What is gained behind this one, were the step its own.
-            gain = max(lookahead.more(num + index, candidate.reach), -lookahead.step_cost)
+            gain = max(lookahead.more(place, candidate.reach), -lookahead.step_cost)
             if index > 1 and gain <= -lookahead.step_cost:
                 break
             more += gain
-            worth += min(0.0, candidate.reach - lookahead.pass_cost(num + index) - (risked if index == 1 else 0.0))
+            worth += min(0.0, candidate.reach - lookahead.pass_cost(place) - (risked if index == 1 else 0.0))
             saved = 0.0
             if index > 1:
                 ratio = step_s(self.drafter, index) / step_s(self.drafter)
@@ -461,16 +465,21 @@ class _Lookahead:
     """Expected gain, in tokens, of drafting on: dynamic programming over draft length and reach.
 
     Attributes:
-        gains: gain of one more step and the best that follows, by length and reach, shape (_HORIZON, _NUM_REACHES).
-        pass_costs: the target's additional time for token 1, 2, ..., in tokens, shape (_HORIZON,).
+        gains: gain of one more step and the best that follows, by length and reach, shape (num, _NUM_REACHES) where num
+            is `MAX_TABULATED` - 1.
+        pass_costs: the target's additional time for token 1, 2, ..., in tokens, shape (num,).
         step_cost: a draft step's time in tokens.
         price: of a rejection, in tokens.
+        lasts: the smallest reach behind which one more step pays, by length, infinite where none does, shape (num,).
+        usual: acceptance of a token about which nothing is known yet.
     """
 
     gains: Floats
     pass_costs: Floats
     step_cost: float
     price: float
+    lasts: Floats
+    usual: float
 
     @classmethod
     def build(
@@ -485,7 +494,7 @@ class _Lookahead:
             rate: R.
             further: in a tree, acceptance of a second choice where the first is rejected: one more place to go on.
         """
-        pass_costs, price = rate * np.diff(costs.target.table[: _HORIZON + 1]), rate * costs.rejected_s
+        pass_costs, price = rate * np.diff(costs.target.table), rate * costs.rejected_s
         estimates = np.clip(acceptance.estimates, 1e-6, 1.0)
         choices = [estimates, np.clip((1.0 - estimates) * further, 1e-6, 1.0)] if further else [estimates]
         acceptances = np.concatenate(choices)
@@ -493,25 +502,35 @@ class _Lookahead:
         reaches = np.exp(-_STEP * np.arange(_NUM_REACHES))
         places = np.arange(_NUM_REACHES)[:, None] - np.log(acceptances)[None, :] / _STEP
         low = np.minimum(places.astype(np.intp), _NUM_REACHES)
-        part = places - low
+        part = np.clip(places - low, 0, 1)
         reached = reaches[:, None] * acceptances[None, :]
-        gains = np.zeros((_HORIZON, _NUM_REACHES))
+        kept = reached - price * (reaches[:, None] - reached)
+        gains = np.empty((pass_costs.size, _NUM_REACHES))
         value = np.zeros(_NUM_REACHES + 2)
-        for num in range(_HORIZON - 1, -1, -1):
-            after = value[low] + np.clip(part, 0, 1) * (value[low + 1] - value[low])
-            worth = reached - pass_costs[num] - price * (reaches[:, None] - reached) + after
-            gains[num] = np.maximum(0.0, worth) @ shares - rate * step_s
-            value[:_NUM_REACHES] = np.maximum(0.0, gains[num])
-        return cls(gains, pass_costs, rate * step_s, price)
+        for num in range(pass_costs.size - 1, -1, -1):
+            worth = part * (value[1:] - value[:-1]).take(low)
+            worth += value.take(low)
+            worth += kept
+            worth -= pass_costs[num]
+            gains[num] = np.maximum(0.0, worth, out=worth) @ shares - rate * step_s
+            np.maximum(0.0, gains[num], out=value[:_NUM_REACHES])
+        lasts = np.append(reaches, np.inf)[np.sum(gains > 0, axis=1) - 1]
+        return cls(gains, pass_costs, rate * step_s, price, lasts, acceptance.mean)
 
     def more(self, num: int, reach: float) -> float:
         """Gain of drafting token num + 1 after `num` tokens that are all accepted with probability `reach`."""
         place = -math.log(max(reach, 1e-9)) / _STEP
         if place >= _NUM_REACHES - 1:
             return -1.0
-        row, low = self.gains[min(num, _HORIZON - 1)], int(place)
+        row, low = self.gains[min(num, len(self.gains) - 1)], int(place)
         return float(row[low] + (place - low) * (row[low + 1] - row[low]))
+
+    def filled(self, num: int, reach: float) -> int:
+        """Tokens that a draft of `num` has when its branch of this reach has gone on as far as is to be expected."""
+        lasts = self.lasts[num:]
+        goes_on = reach * self.usual ** np.arange(lasts.size) >= lasts
+        return num + int(lasts.size if goes_on.all() else goes_on.argmin())
 
     def pass_cost(self, num: int) -> float:
         """The target's additional time, in tokens, for draft token `num`, from 1."""
-        return float(self.pass_costs[min(num, _HORIZON) - 1])
+        return float(self.pass_costs[min(num, self.pass_costs.size) - 1])

@@ -14,18 +14,27 @@ from hypothesis import strategies as st
 from simulator import RandomText, Seconds, World
 
 from specdec_cli.acceptance import NUM_BUCKETS, Acceptance, foreign_prior, match_prior, model_prior, sibling_prior
-from specdec_cli.cost import MAX_TABULATED, CostModel, Timing
+from specdec_cli.cost import BOUND, MAX_TABULATED, CostModel, Timing
 from specdec_cli.draft_length import CostRule, Fixed
 from specdec_cli.types import Candidate, Decision, LengthPolicy, Round
 
-# t(n) / t(1) at 1, 2, 5, 9, 16 and 64 tokens.
-SHAPES = {
-    "cpu": (1, 1.47, 1.78, 2.2, 2.7, 6.0),
-    "gpu": (1, 1.05, 1.1, 1.2, 1.4, 2.0),
-    "compute bound": (1, 1.9, 4.5, 8.5, 15.0, 60.0),
+SIZES = (1, 2, 5, 9, 16, 64)
+# t(n) / t(1) at these.
+SHAPES: dict[str, tuple[Sequence[int], Sequence[float]]] = {
+    "cpu": (SIZES, (1, 1.47, 1.78, 2.2, 2.7, 6.0)),
+    "gpu": (SIZES, (1, 1.05, 1.1, 1.2, 1.4, 2.0)),
+    "compute bound": (SIZES, (1, 1.9, 4.5, 8.5, 15.0, 60.0)),
 }
 KNOWN = tuple(SHAPES)
-SHAPES["flat"] = (1, 1.002, 1.005, 1.01, 1.02, 1.05)
+SHAPES["flat"] = (SIZES, (1, 1.002, 1.005, 1.01, 1.02, 1.05))
+# Batches are cheap up to a tile of a kernel, or to where arithmetic takes over.
+BENT = {
+    "bent at 8": ((1, 8, 64), (1, 1.02, 5.5)),
+    "bent at 16": ((1, 16, 64), (1, 1.05, 4.0)),
+    "step at 8": ((1, 8, 9, 64), (1, 1.02, 1.6, 1.8)),
+    "step at 32": ((1, 32, 33, 64), (1, 1.1, 2.0, 2.1)),
+}
+SHAPES |= BENT
 # Seconds of a plain token, and of a draft step as a share of it.
 COSTS = ((0.08, 0.5), (0.08, 0.25), (0.24, 0.16), (0.24, 0.08), (1.0, 0.02))
 LEVELS = (0.3, 0.6, 0.8, 0.92, 0.98)
@@ -34,7 +43,7 @@ NUM_TOKENS = 1500
 
 
 def pass_times(shape: str, plain_s: float) -> Seconds:
-    return lambda num: plain_s * float(np.interp(num, (1, 2, 5, 9, 16, 64), SHAPES[shape]))
+    return lambda num: plain_s * float(np.interp(num, *SHAPES[shape]))
 
 
 def step_times(step_s: float) -> Seconds:
@@ -49,7 +58,8 @@ def world(levels: Sequence[float], shape: str, costs: tuple[float, float], seed:
 
 def rule_for(where: World, model: Acceptance | None = None) -> CostRule:
     """Calibrated as a session does it: a few sizes of pass, nothing about the text."""
-    target = Timing({n: where.pass_s(n) for n in (1, 2, 3, 4, 5, 8, 16)})
+    large = (32, 64) if where.pass_s(16) < BOUND * where.pass_s(1) else ()
+    target = Timing({n: where.pass_s(n) for n in (1, 2, 3, 4, 5, 8, 16, *large)})
     drafts = {"model": Timing({n: where.step_s(n) for n in (1, 2, 8, 64)})}
     acceptances = {"model": model or Acceptance(model_prior), "ngram": Acceptance(match_prior)}
     return CostRule(CostModel(target, drafts), acceptances, max_leaves=where.max_leaves)
@@ -183,10 +193,14 @@ def tree_gains(shape: str, costs: tuple[float, float], level: float) -> tuple[fl
 
 
 @pytest.mark.parametrize("costs", [(0.08, 0.25), (1.0, 0.02)], ids=str)
-@pytest.mark.parametrize("level", [0.3, 0.8, 0.92])
-def test_where_a_place_in_the_batch_is_cheap_trees_beat_chains(level: float, costs: tuple[float, float]) -> None:
+@pytest.mark.parametrize(
+    ("shape", "level"), [("flat", 0.3), ("flat", 0.8), ("flat", 0.92), ("flat", 0.95), ("gpu", 0.6), ("gpu", 0.8)]
+)
+def test_where_a_place_in_the_batch_is_cheap_trees_beat_chains(
+    shape: str, level: float, costs: tuple[float, float]
+) -> None:
     """By a tenth in tokens a target pass, and never at the price of time."""
-    rate, length = tree_gains("flat", costs, level)
+    rate, length = tree_gains(shape, costs, level)
     assert length >= 1.1
     assert rate >= 1.03
 
@@ -196,6 +210,33 @@ def test_where_a_place_in_the_batch_is_cheap_trees_beat_chains(level: float, cos
 @pytest.mark.parametrize("level", [0.3, 0.8, 0.98])
 def test_trees_are_never_slower_than_chains(level: float, shape: str, costs: tuple[float, float]) -> None:
     assert tree_gains(shape, costs, level)[0] >= 0.98
+
+
+@pytest.mark.parametrize("shape", BENT)
+@pytest.mark.parametrize("level", [0.8, 0.92, 0.97])
+def test_cheap_places_that_end_are_left_to_the_best_branch(level: float, shape: str) -> None:
+    """A second choice in one of them keeps a later token of the first out."""
+    assert tree_gains(shape, (1.0, 0.02), level)[0] >= 0.98
+
+
+@pytest.mark.parametrize("shape", ["bent at 16", "step at 32"])
+def test_long_drafts_know_what_their_passes_cost(shape: str) -> None:
+    shares = []
+    for seed in range(3):
+        where = world([0.97] * NUM_TOKENS, shape, (1.0, 0.02), seed, noise=0.03)
+        best = max(where.run(Fixed(k), NUM_TOKENS) for k in (12, 14, 16, 20, 24, 28, 31))
+        shares.append(where.run(rule_for(where), NUM_TOKENS) / best)
+    assert np.mean(shares) >= 0.93, shares
+
+
+def test_a_place_beyond_the_calibrated_ones_has_its_own_price() -> None:
+    """The last cheap one is the 31st: four choices behind it are not worth theirs."""
+    where = world([0.9] * 100, "flat", (1.0, 0.02))
+    target = Timing({n: where.pass_s(n) + 5.0 * max(0, n - 32) for n in range(1, MAX_TABULATED + 1)})
+    rule = CostRule(CostModel(target, {"model": Timing({1: 0.02})}), {"model": Acceptance(model_prior)}, max_leaves=8)
+    turn = rule.of("model", 1, 64)
+    assert turn.branch([0.9] * 31, [Candidate(0.9, 0.3, 5)] * 4) == (0, False)
+    assert turn.branch([0.9] * 30, [Candidate(0.9, 0.3, 5)] * 4)[0] == 1
 
 
 def test_deciding_takes_microseconds() -> None:
