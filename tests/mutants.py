@@ -235,6 +235,20 @@ MUTANTS = (
         "if self._pending:",
         ("context::test_after_failing_to_grow_only_sync_helps",),
     ),
+    Mutant(
+        "a later sibling before an earlier one",
+        "drafters/tree.py",
+        "reach = min(reach, left * acceptance)",
+        "reach = left * acceptance",
+        ("drafters::test_greedy_siblings_are_the_likeliest_tokens_by_conditional_probability",),
+    ),
+    Mutant(
+        "a draft ends with its last leaf",
+        "drafters/tree.py",
+        "            if place.rank and not num_free:\n                continue\n",
+        "            if place.rank and not num_free:\n                break\n",
+        ("drafters::test_a_tree_with_all_its_leaves_still_grows",),
+    ),
     Mutant("draft model's context overrun", "drafters/model.py", "len(tokens) + 1", "len(tokens) + 2", ("drafters",)),
     # another tokenizer
     Mutant(
