@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -467,6 +468,45 @@ def test_an_interrupted_call_goes_back_to_a_checkpoint() -> None:
     check_rows(context, tokens, EMPTY_DRAFT, context.score())
     # The two tokens of the call that failed count as well.
     assert context.num_decoded == 12
+
+
+def test_an_interruption_costs_few_of_the_tokens_that_came_one_by_one() -> None:
+    missing = []
+    for num in range(12, 100):
+        context, tokens = recurrent(num_ctx=128), [0, 1, 2] * 40
+        for size in range(12, num):
+            context.sync(tokens[:size])
+            context.score()
+        context.sync(tokens[:num])
+        context.fail_next = KeyboardInterrupt()
+        with pytest.raises(KeyboardInterrupt):
+            context.score()
+        missing.append(context.num_missing(tokens[:num]))
+    # Up to 32 since the last checkpoint, and the one that was being decoded.
+    assert 30 < max(missing) <= 33
+
+
+@pytest.mark.parametrize("is_interrupted", [True, False])
+def test_a_checkpoint_that_was_half_overwritten_is_not_gone_back_to(is_interrupted: bool) -> None:
+    context, tokens = recurrent(), [0, 1, 2, 0, 1, 2, 2, 1, 0, 0]
+    for text in (tokens, [*tokens, 1]):
+        context.sync(text)
+        context.score()
+    assert context._num_saved == 10
+
+    def save() -> bool:
+        context._state = [NUM_VOCAB - 1] * 3
+        if is_interrupted:
+            raise KeyboardInterrupt
+        return False
+
+    original, context._save = context._save, save  # type: ignore[method-assign]
+    context.sync([*tokens, 1, 2])
+    with pytest.raises(KeyboardInterrupt) if is_interrupted else nullcontext():
+        context.score(Draft.chain([2, 0]))
+    context._save = original  # type: ignore[method-assign]
+    context.sync([*tokens, 2, 1])
+    check_rows(context, [*tokens, 2, 1], EMPTY_DRAFT, context.score())
 
 
 def test_decode_seconds_are_counted_also_when_it_fails() -> None:

@@ -208,8 +208,16 @@ def test_siblings_are_drawn_without_replacement_from_what_they_carry(params: Sam
         assert weight == pytest.approx(expected, abs=1e-12)
 
 
-def test_greedy_siblings_are_the_likeliest_tokens_by_conditional_probability() -> None:
-    draft = drafter_on(fake(), GREEDY, None, max_leaves=4).propose(TOKENS, RandomTrees(3, 12, wide=True), 9)
+class LaterIsBetter(RandomTrees):
+    """Believes that further choices of a draft model are accepted more often than its first one."""
+
+    def acceptance(self, confidence: float, rank: int) -> float:
+        return 0.9 if rank else 0.1
+
+
+@pytest.mark.parametrize("trees", [RandomTrees, LaterIsBetter])
+def test_greedy_siblings_are_the_likeliest_tokens_by_conditional_probability(trees: type[RandomTrees]) -> None:
+    draft = drafter_on(fake(), GREEDY, None, max_leaves=4).propose(TOKENS, trees(3, 12, wide=True), 9)
     context = fake()
     assert not draft.is_chain
     assert set(draft.probs) == {None}
@@ -256,6 +264,12 @@ def test_a_fixed_number_of_tokens_makes_a_best_first_tree(num: int) -> None:
     reaches = reaches_of(draft)
     larger = drafter_on(fake(), GREEDY, None, max_leaves=16).propose(TOKENS, Fixed(num + 8), 9)
     assert sorted(reaches) == pytest.approx(sorted(reaches_of(larger))[-num:])
+
+
+def test_a_tree_with_all_its_leaves_still_grows() -> None:
+    """Though a further branch would be likelier than what comes next in those that there are."""
+    draft = drafter_on(fake(sharpness=1), GREEDY, None, max_leaves=2).propose(TOKENS, Fixed(12), 9)
+    assert (draft.num_leaves, len(draft)) == (2, 12)
 
 
 def reaches_of(draft: Draft) -> list[float]:

@@ -541,6 +541,20 @@ def test_a_tree_behind_a_text_that_has_left_the_window(folder: Path) -> None:
         assert_logits(sync_and_score(context, tokens), model, tokens, 1500)
 
 
+def test_a_hybrid_with_a_window_goes_back_to_its_checkpoint(folder: Path) -> None:
+    """Past more tokens than a cache of the window alone would hold."""
+    path = tiny(folder, "hybrid", architecture="lfm2", quant="f32", metadata={"lfm2.attention.sliding_window": 256})
+    tokens = random_tokens(1030 + CHUNK)
+    with Model(path) as model, open_context(model, 2048) as context:
+        assert (model.is_recurrent, model.window) == (True, 256)
+        for num in (*range(1000, 1031), len(tokens)):
+            sync_and_score(context, tokens[:num])
+        assert context._num_saved == 1000
+        before, text = context.num_decoded, [*tokens[:1001], 99]
+        assert_logits(sync_and_score(context, text), model, text, 2048)
+        assert context.num_decoded - before == 2
+
+
 def test_a_sliding_window_takes_little_memory(folder: Path) -> None:
     """What every other layer keeps is the window and one chunk, not the whole context."""
     model, text = load(folder, "gemma3"), random_tokens(2500)

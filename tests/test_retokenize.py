@@ -178,6 +178,21 @@ def test_what_the_target_cannot_write_is_not_proposed() -> None:
     assert decoded(found) in {"ab", "ab ab"}
 
 
+def test_no_end_behind_what_the_target_cannot_write() -> None:
+    drafter, start, _ = writer("ab abx", draft=Toy(["c", " ", "b", "a", "x"], ("<stop>",)), end=True)
+    draft = drafter.propose(start, Fixed(9), 9)
+    assert decoded(draft) == "ab ab"
+    assert WORDS.eos not in draft.tokens
+
+
+@pytest.mark.parametrize("num", [1, 2, 3])
+def test_no_part_of_a_character_is_proposed_that_the_target_has_whole(num: int) -> None:
+    halves = "é".encode()[:1], "é".encode()[1:]
+    draft, target = Toy(["c", " ", "a", *halves], ("<stop>",)), Toy(["c", " ", "a", "é", *halves])
+    drafter, start, _ = writer("aéa c", draft=draft, target=target, before="c ")
+    assert list(drafter.propose(start, Fixed(num), 9).tokens) == Tokenizer(target).encode("aéa".encode())[:num]
+
+
 def test_an_end_is_the_targets_end_and_settles_what_was_written() -> None:
     drafter, start, _ = writer("ab", end=True)
     word = WORDS.pieces.index(b"ab")
@@ -401,6 +416,7 @@ def test_another_text_forgets_what_was_drafted() -> None:
         ("f((", [1, 2, 3], [3], 1),
         ("abcdefgh", [1, 2, 3, 4, 5, 6, 7, 8], [8], 5),
         ("été là", [3, 5, 9], [9], 2),
+        ("aé", [1, 2, 3], [1, 3], 0),
         ("हिन्दी में", [12, 18, 28], [28], 2),
         ("हिन्दी", [3, 18], [18], 0),
         ("a  b", [1, 2, 4], [4], 1),
@@ -565,6 +581,15 @@ def test_only_what_is_new_is_read() -> None:
         assert Tokenizer(LETTERS).decode(translation.ids(tokens)) == Tokenizer(WORDS).decode(tokens)
     assert len(LETTERS.texts) >= 32
     assert max(map(len, LETTERS.texts)) < 40
+
+
+def test_a_long_word_is_read_anew_until_it_ends() -> None:
+    """It is one token, which no part of it foretells."""
+    target, draft = Tokenizer(Toy([*"abcdefgh "])), Tokenizer(Toy([*"abcdefgh ", "abcdefgh"]))
+    translation, tokens = Translation(target, draft), target.encode(b"a abcdefgh a")
+    for num in range(1, len(tokens)):
+        translation.ids(tokens[:num])
+    assert translation.ids(tokens) == draft.encode(b"a abcdefgh a")
 
 
 @given(st.lists(st.tuples(st.integers(0, 20), st.lists(st.integers(0, 8), max_size=8)), max_size=8))

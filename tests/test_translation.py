@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import os
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -28,7 +29,16 @@ from specdec_cli.errors import IncompatibleModelsError, ModelLoadError
 from specdec_cli.llama import Model, find_translator
 from specdec_cli.session import Session, SessionOptions, Structure
 from specdec_cli.tiny import byte_level_vocabulary
-from specdec_cli.translation import SAMPLE, Efficiency, Tokenizer, Translation, Translator, efficiency, num_complete
+from specdec_cli.translation import (
+    SAMPLE,
+    Efficiency,
+    SharedTokens,
+    Tokenizer,
+    Translation,
+    Translator,
+    efficiency,
+    num_complete,
+)
 from specdec_cli.types import PLAIN_DECODING, Draft, Drafting, Logits, SamplingParams
 
 GREEDY = SamplingParams(temperature=0)
@@ -283,6 +293,21 @@ def test_proposals_are_the_drafts_own_text(
         assert has_ended or "▁".encode() in written
 
 
+def test_a_draft_is_read_behind_all_of_the_number_that_it_goes_on_with(folder: Path) -> None:
+    """Llama 3 takes digits in threes: where these end is known from the first digit on, not from the last."""
+    threes, other = (byte_level_vocabulary(merges=merges) for merges in (("3 4", "4 5"), ("4 5", "3 45")))
+    threes = replace(threes, metadata={**threes.metadata, "tokenizer.ggml.pre": "llama-bpe"})
+    with (
+        Model(tiny(folder, "threes", vocabulary=threes), vocab_only=True) as target,
+        Model(tiny(folder, "other", vocabulary=other), vocab_only=True) as draft,
+    ):
+        translator = Translator(target, draft)
+        start, translation = translator.target.encode(b" 12"), translator.translation()
+        context = Writing(translator.draft, b"345 and", len(translation.ids(start)))
+        found = Retokenized(context, translator, translation).propose(start, Fixed(2), 9).tokens
+        assert [target.piece(token) for token in found] == [b"3", b"45"]
+
+
 @pytest.mark.skipif(not all((REAL / file).exists() for file in REAL_FILES.values()), reason="no reference models")
 @pytest.mark.parametrize("draft", ["smollm2", "gemma 3"])
 def test_a_draft_that_knows_the_text_is_accepted(models: dict[str, Tokenizer], draft: str) -> None:
@@ -426,6 +451,15 @@ def test_padding_needs_no_translation(folder: Path) -> None:
         Model(tiny(folder, "b", num_vocab=384), vocab_only=True) as second,
     ):
         assert find_translator(first, second) is None
+
+
+def test_of_tokens_with_the_same_bytes_the_one_that_is_written_is_shared(models: dict[str, Tokenizer]) -> None:
+    pieces, letters = models["sentencepiece"], models["bytes"]
+    byte, own = (token for token in range(pieces.model.num_vocab) if pieces.piece(token) == b"a")
+    assert pieces.encode(b"a") == [own]
+    for shared in (SharedTokens.of(pieces, letters).target, SharedTokens.of(letters, pieces).draft):
+        assert own in shared
+        assert byte not in shared
 
 
 def test_efficiency(models: dict[str, Tokenizer]) -> None:
