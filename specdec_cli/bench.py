@@ -16,13 +16,13 @@ from specdec_cli import interrupt
 from specdec_cli.cost import CostModel
 from specdec_cli.errors import ContextFullError, UsageError
 from specdec_cli.interval import Ratio, geometric_mean
+from specdec_cli.limits import DrafterName
 from specdec_cli.prompts import Prompt
 from specdec_cli.session import Session
 from specdec_cli.stats import NearTie, Stats
 from specdec_cli.types import (
     DEFAULT_BRANCHES,
     PLAIN_DECODING,
-    DrafterName,
     Drafting,
     Finish,
     FinishReason,

@@ -17,8 +17,9 @@ import tomli
 from specdec_cli import paths
 from specdec_cli.errors import SpecdecError, UsageError
 from specdec_cli.files import locked, read_own_text, write_whole
+from specdec_cli.limits import DrafterName
 from specdec_cli.registry import load_registry
-from specdec_cli.types import MAX_DRAFT_TOKENS, DrafterName, Drafting
+from specdec_cli.types import MAX_DRAFT_TOKENS, Drafting
 
 _PAIRS = "pairs"
 _PAIR_KEYS = ("drafter", "draft_tokens", "draft_confidence")

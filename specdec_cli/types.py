@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from specdec_cli.distribution import Distribution, Ids
 from specdec_cli.errors import UsageError
+from specdec_cli.limits import DrafterName
 
 Logits = NDArray[np.floating[Any]]
 
@@ -250,7 +251,6 @@ def _window(last_n: int, *, off: bool) -> int | None:
     return None if last_n < 0 else last_n
 
 
-DrafterName = Literal["auto", "model", "tree", "ngram", "none"]
 MAX_DRAFT_TOKENS = 64
 """The largest draft, in nodes, that a context scores: it bounds the logits buffer."""
 

@@ -286,8 +286,8 @@ MUTANTS = (
     Mutant(
         "no look-back into the committed text",
         "drafters/retokenize.py",
-        'return b"" if is_cut(text, 0) else text',
-        'return b""',
+        "                break\n        return text\n",
+        '                break\n        return b""\n',
         RETOKENIZE,
     ),
     Mutant(

@@ -25,12 +25,13 @@ from specdec_cli.compatibility import Compatibility, compare
 from specdec_cli.constraint import Grammar
 from specdec_cli.context import CachedContext
 from specdec_cli.files import file_digest
+from specdec_cli.limits import DrafterName
 from specdec_cli.llama import Model
 from specdec_cli.registry import load_registry
 from specdec_cli.session import Session, SessionOptions, Structure
 from specdec_cli.sources import SilentProgress, fetch
 from specdec_cli.tuning import CANDIDATES, find_tuned, tune
-from specdec_cli.types import PLAIN_DECODING, DrafterName, Drafting, SamplingParams
+from specdec_cli.types import PLAIN_DECODING, Drafting, SamplingParams
 
 pytestmark = pytest.mark.real
 

@@ -27,6 +27,7 @@ from specdec_cli.errors import (
     SpecdecError,
     UsageError,
 )
+from specdec_cli.limits import DrafterName
 from specdec_cli.llama import Model
 from specdec_cli.ngram_store import NgramStore, default_path, vocabulary_fingerprint
 from specdec_cli.session import Result, Session, SessionOptions, Structure, load, with_seed
@@ -35,7 +36,6 @@ from specdec_cli.tuned import Tuned
 from specdec_cli.types import (
     PLAIN_DECODING,
     ContextOptions,
-    DrafterName,
     Drafting,
     Finish,
     Prefill,

@@ -27,6 +27,7 @@ from specdec_cli.cli.options import (
     structure_option,
 )
 from specdec_cli.errors import UsageError
+from specdec_cli.limits import DrafterName
 
 if TYPE_CHECKING:
     from specdec_cli.choice import ModelChoice
@@ -35,8 +36,6 @@ if TYPE_CHECKING:
     from specdec_cli.constraint import Grammar
     from specdec_cli.session import SessionOptions, Structure
     from specdec_cli.types import Drafting, SamplingParams
-
-DrafterChoice = Literal["auto", "model", "tree", "ngram", "none"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +89,7 @@ class DraftingFlags:
     """What proposes tokens, and how many."""
 
     drafter: Annotated[
-        DrafterChoice,
+        DrafterName,
         drafting_option(
             "--drafter",
             help="what proposes tokens: the draft model, in chains or trees, repeated text, whichever pays, or nothing",
@@ -172,7 +171,7 @@ class DraftingFlags:
         drafting = Drafting(drafter, num, confidence, self.draft_branches)
         return replace(drafting, drafter="none") if self.no_draft or drafting.is_off else drafting
 
-    def _drafter(self, saved: PairSettings, given: Set[str]) -> DrafterChoice:
+    def _drafter(self, saved: PairSettings, given: Set[str]) -> DrafterName:
         if "drafter" in given:
             return self.drafter
         wanted = saved.drafter or self.drafter

@@ -171,7 +171,7 @@ class Retokenized:
         return _Chain(prefix, drafted[num_new:])
 
     def _before(self, tokens: Sequence[int]) -> bytes:
-        """Text of the last committed tokens, from the beginning of a word on; nothing where that is not near."""
+        """Text of the last committed tokens, from the beginning of a word on where that is near."""
         text = b""
         for token in reversed(tokens[-_LOOK_BACK:]):
             piece = self._target.piece(token)
@@ -180,7 +180,7 @@ class Retokenized:
             text = piece + text
             if piece.startswith(b" "):
                 break
-        return b"" if is_cut(text, 0) else text
+        return text
 
     def _grow(self, chain: _Chain, before: bytes, told: Sequence[float], policy: LengthPolicy) -> Standing:
         """Draft until more tokens of the target stand than were told, or nothing worth scoring comes."""
