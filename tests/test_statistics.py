@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +15,7 @@ from scipy.stats import chi2
 from specdec_cli.llama import Model
 from specdec_cli.sampling import Sampler
 from specdec_cli.session import Session, SessionOptions
-from specdec_cli.types import Drafting, SamplingParams, Token
+from specdec_cli.types import Draft, Drafting, Round, SamplingParams, Token
 
 ALPHA = 1e-4
 NUM_ANSWERS = 800
@@ -40,25 +41,47 @@ def exact(session: Session, prompt: list[int], params: SamplingParams) -> dict[t
     return {(a, b): p * q for a, p in first.items() for b, q in next_probs([*prompt, a]).items()}
 
 
-def sampled(session: Session, prompt: list[int], params: SamplingParams) -> Counter[tuple[int, ...]]:
+def sampled(
+    session: Session, prompt: list[int], params: SamplingParams, num_tokens: int
+) -> tuple[Counter[tuple[int, ...]], int, int]:
+    """How often which two tokens came first, of answers of `num_tokens`; depth and width that some draft had."""
     found: Counter[tuple[int, ...]] = Counter()
+    depth = width = 0
     for seed in range(NUM_ANSWERS):
-        seeded = SamplingParams(**{name: getattr(params, name) for name in params.__slots__} | {"seed": seed})
-        events = session.stream(prompt, sampling=seeded, max_tokens=2)
-        found[tuple(event.id for event in events if isinstance(event, Token))] += 1
-    return found
+        tokens: list[int] = []
+        events = session.stream(prompt, sampling=replace(params, seed=seed), max_tokens=num_tokens)
+        while len(tokens) < 2:
+            event = next(events)
+            if isinstance(event, Token):
+                tokens.append(event.id)
+            elif isinstance(event, Round) and event.parents:
+                tree = Draft(tuple(range(event.num_drafted)), event.parents)
+                depth, width = max(depth, *tree.depths), max(width, *map(len, tree.children().values()))
+        # What comes later was drafted all the same.
+        events.close()  # type: ignore[attr-defined]
+        found[tuple(tokens)] += 1
+    return found, depth, width
 
 
-@pytest.mark.parametrize("settings", SETTINGS)
-@pytest.mark.parametrize("draft_seed", [3, 8], ids=["like", "unlike"])
-def test_two_tokens_follow_the_target(settings: str, draft_seed: int, tmp_path: Path) -> None:
+CHAINS, TREES = Drafting("model", 3, 0.0, 1), Drafting("tree", 32, 0.0, 16)
+
+
+CASES = [(settings, seed, CHAINS) for settings in SETTINGS for seed in (3, 8)] + [("mixture", 8, TREES)]
+
+
+@pytest.mark.parametrize(
+    ("settings", "draft_seed", "drafting"), CASES, ids=lambda value: getattr(value, "drafter", value)
+)
+def test_two_tokens_follow_the_target(settings: str, draft_seed: int, drafting: Drafting, tmp_path: Path) -> None:
     params = SETTINGS[settings]
     target, draft = tiny(tmp_path, "target", seed=3), tiny(tmp_path, "draft", seed=draft_seed, num_layers=1)
-    options = SessionOptions(Drafting("model", 3, 0.0), threads=1)
+    options = SessionOptions(drafting, threads=1)
     with Session(Model(target), Model(draft), options) as session:
         prompt = session.encode("hello there", raw=True)
         expected = exact(session, prompt, params)
-        found = sampled(session, prompt, params)
+        found, depth, width = sampled(session, prompt, params, 20 if drafting is TREES else 2)
+    if drafting is TREES:
+        assert min(depth, width) >= 4
     assert set(found) <= set(expected)
     likely = [pair for pair, prob in expected.items() if prob * NUM_ANSWERS >= 5]
     rest = 1 - sum(expected[pair] for pair in likely)

@@ -221,6 +221,28 @@ def test_sampled_tree(widths: tuple[int, ...], replace: bool, data: st.DataObjec
     assert_lossless(lambda rng: draft_tree(drafter, widths, rng, replace=replace), target, len(widths) + 1)
 
 
+def draft_spine(drafter: Model, widths: Sequence[int], rank: int, rng: Any) -> Draft:
+    """Siblings without replacement at every depth; only behind one of them, by its rank, there are more."""
+    tokens: list[int] = []
+    parents: list[int] = []
+    probs: list[Distribution | None] = []
+    parent, path = -1, ()
+    for width in widths:
+        level = draft_tree(lambda _, at=path: drafter(at), [width], rng, replace=False)
+        chosen = min(rank, len(level) - 1)
+        tokens += level.tokens
+        parents += [parent] * len(level)
+        probs += level.probs
+        parent, path = len(tokens) - len(level) + chosen, (*path, level.tokens[chosen])
+    return Draft(tuple(tokens), tuple(parents), tuple(probs), (1.0,) * len(tokens))
+
+
+@pytest.mark.parametrize(("widths", "rank"), [((4, 1, 1, 1), 3), ((1, 4, 1, 1), 0), ((1, 1, 1, 4), 0)])
+def test_sampled_siblings_of_depth_and_width_four(widths: tuple[int, ...], rank: int) -> None:
+    target, drafter = model(rank, 4), model(5 + rank, 4, sharpness=1.0)
+    assert_lossless(lambda rng: draft_spine(drafter, widths, rank, rng), target, 5)
+
+
 @settings(max_examples=10)
 @given(models(4), seeds)
 def test_point_mass_tree_of_depth_and_width_three(target: Model, seed: int) -> None:
