@@ -54,6 +54,7 @@ class Candidate:
         verdict: how the vocabularies compare; None when they were not compared.
         reason: why not, or what else to know.
         pair: the pair of the registry that joins the two; empty without one.
+        is_foreign: whether the tokenizers are known to differ, so that drafts have to be translated.
         translation: how well drafts can be translated where the vocabularies differ; None where they need not or
             cannot be.
     """
@@ -67,6 +68,7 @@ class Candidate:
     verdict: Verdict | None
     reason: str
     pair: str = ""
+    is_foreign: bool = False
     translation: Efficiency | None = None
 
 
@@ -126,7 +128,7 @@ def find_drafts(registry: Registry, target: Path, on_step: OnStep) -> list[Candi
 
 
 def _order(candidate: Candidate) -> tuple[int, float, str]:
-    rank = 2 if candidate.translation else {True: 0, None: 1, False: 3}[candidate.fits]
+    rank = 2 if candidate.is_foreign else {True: 0, None: 1, False: 3}[candidate.fits]
     return rank, candidate.cost_ratio or 0.0, candidate.name
 
 
@@ -184,7 +186,7 @@ def _judge_file(target: Measured, file: LocalModel) -> Candidate:
         found, cost = compare(target.model, draft.model), ratio(target, draft)
         translated = translation(target.model, draft.model, found)
     judgment = judged(found.fits, found.reason or note_on(found, cost), cost, found.verdict)
-    return replace(judgment, translation=translated)
+    return replace(judgment, is_foreign=translated is not None, translation=translated)
 
 
 def note_on(found: Compatibility, cost: float) -> str:
@@ -200,12 +202,13 @@ def _judge_known(registry: Registry, target: Measured, names: Set[str], draft: M
     if pairs:
         remark = pairs[0].reason or pairs[0].note
         return Candidate(draft.name, "", None, size, cost, True, None, remark, pairs[0].name)
-    fits, reason = None, "its vocabulary is not known before it is here"
+    is_foreign, reason = False, "its vocabulary is not known before it is here"
     if num_vocab is not None:
+        is_foreign = min(num_vocab, num_target) / max(num_vocab, num_target) < _SIMILAR
         reason = f"has about as many tokens, {num_vocab}; only comparing them can tell"
-        if min(num_vocab, num_target) / max(num_vocab, num_target) < _SIMILAR:
-            fits, reason = False, f"another vocabulary: {num_vocab} tokens, the target has {num_target}"
-    return Candidate(draft.name, "", None, size, cost, fits, None, reason)
+    if is_foreign:
+        reason = f"another tokenizer, {num_vocab} tokens where the target has {num_target}: drafts are translated"
+    return Candidate(draft.name, "", None, size, cost, None, None, reason, is_foreign=is_foreign)
 
 
 def _num_vocab(registry: Registry, draft: ModelSpec) -> int | None:

@@ -133,6 +133,7 @@ class FakeModel:
 
     max_ctx = 4096
     bos = None
+    is_recurrent = False
 
     def __init__(
         self,

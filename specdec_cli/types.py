@@ -538,6 +538,10 @@ class LanguageModel(Protocol):
         """Tokens of context that it was trained for."""
 
     @property
+    def is_recurrent(self) -> bool:
+        """Whether some layers have a state instead of a cell for each token: it takes chains only."""
+
+    @property
     def stop_tokens(self) -> frozenset[int]:
         """All end-of-generation tokens."""
 

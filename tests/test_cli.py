@@ -620,6 +620,20 @@ class TestOtherTokenizer:
         assert methods[1:] == ["same-tokens", None]
 
 
+@pytest.mark.parametrize("recurrent", ["target", "draft"])
+def test_trees_that_become_chains_are_told(recurrent: str, tiny_run: Run, tmp_path: Path) -> None:
+    state = tiny(tmp_path, "state", architecture="mamba", chat_template=CHATML)
+    files = {"target": "target.gguf", "draft": "draft.gguf"} | {recurrent: str(state)}
+    given = ("--target", files["target"], "--draft", files["draft"], "-k", "2", "-t", "0", "hello")
+    note = "Note: `state.gguf` is recurrent and takes no trees; drafts are chains\n"
+    done = tiny_run("--drafter", "tree", *given)
+    assert (done.code, done.err.count(note)) == (0, 1)
+    for more in (("--drafter", "model"), ("--drafter", "tree", "--draft-branches", "1"), ("--drafter", "tree", "-q")):
+        assert "Note" not in tiny_run(*more, *given).err
+    assert "Note: Mirostat follows one path" in tiny_run("--drafter", "tree", "-k", "2", "--mirostat", "2", "hello").err
+    assert "Note" not in tiny_run("--drafter", "tree", "-k", "2", "hello").err
+
+
 class TestOptions:
     def test_llama_spellings(self, run: Run, pair: Pair) -> None:
         done = run(

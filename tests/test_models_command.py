@@ -423,9 +423,14 @@ def test_verdicts(run: Run, folder: Path, target: str, draft: str, verdict: str,
     assert document["cost_ratio"] == pytest.approx(sizes[1] / sizes[0])
     shown = run("check", *files)
     assert shown.code == code
-    assert shown.out.splitlines()[-1].split(maxsplit=1)[1].startswith(verdict)
-    translated = re.search(r"drafts can be translated: \d\.\d\d draft tokens a target token, shared \d+%\n", shown.out)
+    assert re.search(rf"^verdict +{verdict}", shown.out, re.MULTILINE)
+    translated = re.search(
+        r"drafts can be translated: (\d\.\d\d) draft tokens a target token, shared \d+%;"
+        r" a token of the target costs (\d+\.\d\d) target steps to draft\n$", shown.out,
+    )  # fmt: skip
     assert bool(translated) == (code == 4)
+    if translated:
+        assert float(translated[2]) == pytest.approx(float(translated[1]) * document["cost_ratio"], abs=0.02)
     assert "\x1b" not in shown.out
 
 
@@ -523,9 +528,12 @@ def test_find_knows_pairs_that_are_not_here(run: Run, folder: Path) -> None:
     assert (found["small"]["fits"], found["small"]["pair"], found["small"]["path"]) == (True, "known", None)
     assert found["small"]["cost_ratio"] == pytest.approx(1000 / size)
     assert (found["strange"]["fits"], found["strange"]["reason"]) == (
-        False, "another vocabulary: 99999 tokens, the target has 320",
+        None, "another tokenizer, 99999 tokens where the target has 320: drafts are translated",
     )  # fmt: skip
-    assert "specdec pull known" in run("find", str(folder / "target.gguf")).out
+    shown = run("find", str(folder / "target.gguf"))
+    assert "specdec pull known" in shown.out
+    assert re.search("^strange .*  translated  .*drafts are translated$", shown.out, re.MULTILINE)
+    assert shown.err == ""
 
 
 def test_find_without_any(run: Run, folder: Path) -> None:

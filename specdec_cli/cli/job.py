@@ -94,7 +94,7 @@ def warn_of_lost_answer(session: Session, before: str) -> None:
 
 
 def say_method(session: Session, params: SamplingParams, *, is_constrained: bool = False, quiet: bool = False) -> None:
-    """Say in one line that the tokenizers differ, and how drafts are translated.
+    """Say in one line that the tokenizers differ and how drafts are translated, or why there are no trees.
 
     Args:
         session: the loaded models.
@@ -108,13 +108,23 @@ def say_method(session: Session, params: SamplingParams, *, is_constrained: bool
 
 
 def method_line(session: Session, params: SamplingParams, drafting: Drafting, *, is_constrained: bool) -> str:
-    """That the tokenizers differ, and how drafts are translated; nothing where none are."""
-    if session.translator is None or not drafting.uses_model:
+    """That the tokenizers differ and how drafts are translated, or why the trees asked for are chains; may be empty."""
+    if not drafting.uses_model:
         return ""
+    if session.translator is None:
+        return _chains_line(session, params) if drafting.drafter == "tree" and drafting.num_branches > 1 else ""
     method, shared = session.draft_method(params, is_constrained=is_constrained), session.translator.efficiency.shared
     how = "only the tokens of both are drafted" if method == "token-level" else "drafts are translated as text"
     how += ", as chains and not as trees" if drafting.drafter == "tree" else ""
     return f"Note: target and draft have different tokenizers, {shared:.0%} of a text in common; {how}"
+
+
+def _chains_line(session: Session, params: SamplingParams) -> str:
+    models = [model for model in (session.target, session.draft_model) if model is not None]
+    for model in models:
+        if model.is_recurrent:
+            return f"Note: `{model.path.name}` is recurrent and takes no trees; drafts are chains"
+    return "Note: Mirostat follows one path; drafts are chains and not trees" if params.mirostat else ""
 
 
 def hint_at_tuning(session: Session, pair: str | None) -> None:

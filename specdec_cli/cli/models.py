@@ -167,7 +167,7 @@ def remove(name: NameArgument, yes: YesOption = False, as_json: JsonOption = Fal
 
 @app.command()
 def check(target: TargetArgument, draft: DraftArgument = None, as_json: JsonOption = False) -> int:
-    """Say whether two models fit together, without loading their weights; exit code 4 when they do not."""
+    """Compare two models without loading their weights; exit code 4 where drafts would have to be translated."""
     from specdec_cli.choice import file_of
     from specdec_cli.compatibility import compare
     from specdec_cli.matching import open_vocabulary
@@ -211,7 +211,7 @@ def find(target: TargetArgument, quiet: opt.QuietOption = False, as_json: JsonOp
 
     columns = ("model", "size", "cost", "drafts", "where", "remark")
     print_table(columns, [_candidate_row(candidate) for candidate in found], sys.stdout, right=(1, 2))
-    if not any(candidate.fits or candidate.translation for candidate in found):
+    if not any(candidate.fits or candidate.is_foreign for candidate in found):
         typer.echo("no known model can draft for it; `--drafter ngram` drafts without one", err=True)
 
 
@@ -400,8 +400,10 @@ def _candidate_row(candidate: Candidate) -> tuple[str, ...]:
     where = candidate.place or (f"specdec pull {candidate.pair}" if candidate.pair else "not here")
     cost = ratio_text(candidate.cost_ratio) if candidate.fits is not False else ""
     fits, reason = {True: "yes", False: "no", None: "perhaps"}[candidate.fits], candidate.reason
+    if candidate.is_foreign:
+        fits, cost = "translated", ratio_text(candidate.cost_ratio)
     if found := _translation_document(candidate.translation):
-        fits, cost, reason = "translated", ratio_text(candidate.cost_ratio), f"{translation_text(found)}: {reason}"
+        reason = f"{translation_text(found)}: {reason}"
     return candidate.name, size_text(candidate.size), cost, fits, where, reason
 
 

@@ -188,16 +188,19 @@ def print_check(document: Mapping[str, Any], stream: TextIO) -> None:
         print_table(("token", "target", "draft", "kind"), rows, stream, right=(0,))
     stream.write("\n")
     verdict = document["verdict"] + (f": {document['reason']}" if document["reason"] else "")
-    fit, found = "fits" if document["fits"] else "more than is free", document["translation"]
-    print_fields(
-        {
-            "draft step": f"{document['cost_ratio']:.2f} target steps, by the bytes read",
-            "memory": f"about {format_size(document['memory_bytes'])}, {fit}",
-            "translation": f"drafts can be translated: {translation_text(found)}" if found else "",
-            "verdict": verdict,
-        },
-        stream,
-    )
+    fit = "fits" if document["fits"] else "more than is free"
+    fields = {
+        "draft step": f"{document['cost_ratio']:.2f} target steps, by the bytes read",
+        "memory": f"about {format_size(document['memory_bytes'])}, {fit}",
+        "note": document["note"],
+        "verdict": verdict,
+    }
+    if found := document["translation"]:
+        fields["translation"] = (
+            f"drafts can be translated: {translation_text(found)};"
+            f" a token of the target costs {found['draft_tokens'] * document['cost_ratio']:.2f} target steps to draft"
+        )
+    print_fields(fields, stream)
 
 
 def _sides(target: Mapping[str, Any], draft: Mapping[str, Any]) -> list[Row]:
