@@ -25,7 +25,7 @@ from specdec_cli.types import PLAIN_DECODING, SamplingParams, Token
 ALPHA = 1e-3
 """Probability that a correct program fails the second or the third part."""
 
-_Z_95, _Z_ALPHA = 1.96, 3.29
+_Z_ALPHA = 3.29
 _MIN_EXPECTED = 5.0
 _NUM_SIMULATIONS = 20_000
 
@@ -105,13 +105,15 @@ class Acceptance:
 
     @property
     def interval(self) -> tuple[float, float]:
-        """95 % confidence interval around `expected` that `rate` should lie in."""
-        return self.expected - _Z_95 * self.error, self.expected + _Z_95 * self.error
+        """99.9 % confidence interval around `expected`, which decides: where `rate` should lie, within 0 and 1."""
+        reach = _Z_ALPHA * self.error
+        return max(0.0, self.expected - reach), min(1.0, self.expected + reach)
 
     @property
     def passed(self) -> bool:
         """Whether the rate is as expected, at level `ALPHA`; rounding is allowed for where nothing is random."""
-        return self.num_tried > 0 and abs(self.rate - self.expected) <= _Z_ALPHA * self.error + 1e-6
+        low, high = self.interval
+        return self.num_tried > 0 and low - 1e-6 <= self.rate <= high + 1e-6
 
 
 @dataclass(frozen=True, slots=True)

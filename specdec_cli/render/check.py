@@ -75,7 +75,7 @@ def _greedy_table(cases: list[GreedyCase]) -> Table:
 
 
 def _acceptance_table(report: CheckReport) -> Table:
-    table = _table("prompt", "tried", "accepted", "1 - TV", "95 % interval", "argmax and match", "")
+    table = _table("prompt", "tried", "accepted", "1 - TV", "99.9 % interval", "argmax and match", "")
     for category, part in [*report.acceptance.items(), ("all", report.total)]:
         low, high = part.interval
         verdict = Text(*_verdict(part.passed)) if category == "all" else Text("")
