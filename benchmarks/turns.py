@@ -61,7 +61,7 @@ def answer(sessions: Sequence[Session], prompt: str, max_tokens: int, *, is_swap
     runners = []
     for session, drafting in zip(sessions, WAYS, strict=True):
         session.clear()
-        tokens = session.encode(prompt)
+        tokens = session.encode(prompt, raw=None)
         session.prepare(len(tokens), max_tokens)
         sampling = SamplingParams(temperature=0)
         runners.append(Runner(session.stream(tokens, sampling=sampling, max_tokens=max_tokens, drafting=drafting)))

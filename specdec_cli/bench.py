@@ -376,7 +376,7 @@ def measure(session: Session, plan: Plan, on_step: OnStep = lambda *_: None) -> 
     Raises:
         ContextFullError: a prompt does not fit.
     """
-    prompts = [session.encode(prompt.text) for prompt in plan.prompts]
+    prompts = [session.encode(prompt.text, raw=None) for prompt in plan.prompts]
     # Once for the longest one: contexts made anew in between would cost the answer that happens to need them.
     longest = max(range(len(prompts)), key=lambda index: len(prompts[index]))
     context, _ = session.prepare(len(prompts[longest]), plan.max_tokens)
@@ -448,7 +448,8 @@ def disagreements(session: Session, measurement: Measurement) -> list[Disagreeme
             first, second, prompt = pair.answer.tokens, pair.baseline.tokens, pair.answer.prompt
             if first == second or (prompt, first, second) in found:
                 continue
-            tie = session.near_tie(session.encode(plan.prompts[prompt].text), first, second, plan.sampling)
+            tokens = session.encode(plan.prompts[prompt].text, raw=None)
+            tie = session.near_tie(tokens, first, second, plan.sampling)
             assert tie is not None
             found[prompt, first, second] = Disagreement(setting.name, prompt, pair.answer.category, tie)
     return [*found.values()]

@@ -197,7 +197,8 @@ def check(
     for number, prompt in enumerate(prompts):
         on_step("acceptance", number, len(prompts))
         part = report.acceptance.setdefault(prompt.category, Acceptance())
-        for _ in session.stream(prompt.text, sampling=sampling, max_tokens=max_tokens, on_trial=part.add):
+        tokens = session.encode(prompt.text, raw=None)
+        for _ in session.stream(tokens, sampling=sampling, max_tokens=max_tokens, on_trial=part.add):
             pass
     prompt = prompts[-1]
     report.first_token = _first_token(session, prompt, sampling, num_first, on_step)
@@ -206,7 +207,7 @@ def check(
 
 def _greedy_case(session: Session, prompt: Prompt, max_tokens: int) -> GreedyCase:
     greedy = SamplingParams(temperature=0, seed=0)
-    tokens = session.encode(prompt.text)
+    tokens = session.encode(prompt.text, raw=None)
     session.clear()
     drafted = session.generate(tokens, sampling=greedy, max_tokens=max_tokens).tokens
     session.clear()
@@ -217,7 +218,7 @@ def _greedy_case(session: Session, prompt: Prompt, max_tokens: int) -> GreedyCas
 def _first_token(
     session: Session, prompt: Prompt, sampling: SamplingParams, num_samples: int, on_step: OnStep
 ) -> FirstToken:
-    tokens = session.encode(prompt.text)
+    tokens = session.encode(prompt.text, raw=None)
     found: list[int] = []
     for number in range(num_samples):
         on_step("first token", number, num_samples)

@@ -372,13 +372,14 @@ class _Turn(LengthPolicy):
         """How many of the candidates to decode in one more draft step, which they pay for together."""
         step_s = self.rule.costs.step_s
         best, best_gain, more, worth = 0, 0.0, 0.0, 0.0
-        place = num + 1
+        num_before = num
         for index, candidate in enumerate(candidates[: max(0, self.max_nodes - num - 1)], 1):
             if candidate.depth >= self.limit:
                 break
-            if index > 1:
-                # The next places are worth more to the first branch.
-                place = 1 + (lookahead.filled(place, candidates[0].reach) if index == 2 else place)
+            if index == 2:
+                # The places that the first branch will want are worth more to it.
+                num_before = lookahead.filled(num + 1, candidates[0].reach) - 1
+            place = num_before + index
             # What is gained behind this one, were the step its own.
             gain = max(lookahead.more(place, candidate.reach), -lookahead.step_cost)
             if index > 1 and gain <= -lookahead.step_cost:

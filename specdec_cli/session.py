@@ -305,13 +305,15 @@ class Session:
         """Tokens of context of the last answer; None before the first."""
         return self._contexts[0].num_ctx if self._contexts else None
 
-    def encode(self, prompt: str | Sequence[Message], *, system: str | None = None, raw: bool = False) -> list[int]:
+    def encode(
+        self, prompt: str | Sequence[Message], *, system: str | None = None, raw: bool | None = False
+    ) -> list[int]:
         """Token ids of a prompt.
 
         Args:
             prompt: a user message, or a whole conversation.
             system: a system message in front of it.
-            raw: take the prompt as bare text, without the chat template.
+            raw: take the prompt as bare text, without the chat template; None does where the target has none.
 
         Raises:
             UsageError: nothing to encode.
@@ -321,7 +323,7 @@ class Session:
         self._check_open()
         if isinstance(prompt, str):
             self.check_text(prompt)
-        if raw:
+        if self.target.chat_template is None if raw is None else raw:
             if not isinstance(prompt, str) or system is not None:
                 raise UsageError("--raw takes a bare text: no messages and no --system", "leave out `--system`")
             tokens = conversation.encode_raw(self.target, prompt)

@@ -29,6 +29,7 @@ from specdec_cli.bench import (
     Part,
     Plan,
     Setting,
+    disagreements,
     doubts,
     measure,
     merged,
@@ -248,6 +249,14 @@ PROMPTS = [Prompt("one", "abcabc"), Prompt("two", "gfegfegfe"), Prompt("one", "a
 def fake_session(num: int | None = 4) -> Iterator[Session]:
     with Session(FakeModel(1), FakeModel(2), SessionOptions(Drafting("model", num, 0.0))) as session:
         yield session
+
+
+def test_a_target_without_a_template_continues_bare_text() -> None:
+    plan = Plan(PROMPTS, [Setting.of(Drafting("model", 2, 0.0))], GREEDY, 10, 1)
+    with Session(FakeModel(1, template=None), FakeModel(2), SessionOptions()) as session:
+        measurement = measure(session, plan)
+        assert len(measurement.answers) == plan.num_answers == 6
+        assert disagreements(session, measurement) == []
 
 
 def test_turns_rotate_and_are_fair() -> None:

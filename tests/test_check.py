@@ -42,6 +42,12 @@ def test_right_program_passes() -> None:
     assert all(case.near_tie is None for case in report.greedy)  # type: ignore[attr-defined]
 
 
+def test_a_target_without_a_template_continues_bare_text() -> None:
+    with Session(FakeModel(1, template=None), FakeModel(2), SessionOptions(Drafting("model", 3, 0.0))) as session:
+        report = check(session, PROMPTS, WIDE, max_tokens=60, num_first=300)
+    assert report.passed
+
+
 def test_accepting_too_often_is_noticed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("specdec_cli.verify._accept", lambda target, proposal, token, rng: True)
     report = run()
