@@ -2,7 +2,8 @@
 
 python benchmarks/turns.py TARGET.gguf DRAFT.gguf --prompts PROMPTS.jsonl [--categories A,B] [-n 96] [--repeat 3]
 
-Each way has a session of its own with the same files: neither disturbs the other's caches, and memory must hold both.
+Both share one session and so the same memory: whoever is behind drops the few tokens that the other is ahead.
+Greedy answers that part, as they may at a near-tie, count up to there.
 """
 
 from __future__ import annotations
@@ -11,7 +12,6 @@ import argparse
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from math import log
 from pathlib import Path
@@ -21,7 +21,7 @@ from specdec_cli.interval import Ratio, geometric_mean
 from specdec_cli.prompts import read_prompts
 from specdec_cli.session import Session, SessionOptions
 from specdec_cli.stats import Stats
-from specdec_cli.types import AUTO_DRAFTING, PLAIN_DECODING, Event, Round, SamplingParams
+from specdec_cli.types import AUTO_DRAFTING, PLAIN_DECODING, Event, Round, SamplingParams, Token
 
 WAYS = (PLAIN_DECODING, AUTO_DRAFTING)
 TURN_TOKENS = 4
@@ -33,6 +33,7 @@ class Runner:
 
     events: Iterator[Event]
     stats: Stats = field(default_factory=Stats)
+    tokens: list[int] = field(default_factory=list)
     seconds: float = 0.0
     is_done: bool = False
 
@@ -46,6 +47,8 @@ class Runner:
     def _finish_round(self) -> bool:
         for event in self.events:
             self.stats.add(event)
+            if isinstance(event, Token):
+                self.tokens.append(event.id)
             if isinstance(event, Round):
                 return True
         return False
@@ -56,22 +59,23 @@ class Runner:
         return (self.stats.num_tokens - self.stats.num_first_tokens) / self.seconds
 
 
-def answer(sessions: Sequence[Session], prompt: str, max_tokens: int, *, is_swapped: bool) -> tuple[Runner, Runner]:
+def answer(session: Session, prompt: str, max_tokens: int, *, is_swapped: bool) -> tuple[Runner, Runner]:
     """Both ways through one answer, greedily, from empty caches."""
-    runners = []
-    for session, drafting in zip(sessions, WAYS, strict=True):
-        session.clear()
-        tokens = session.encode(prompt, raw=None)
-        session.prepare(len(tokens), max_tokens)
-        sampling = SamplingParams(temperature=0)
-        runners.append(Runner(session.stream(tokens, sampling=sampling, max_tokens=max_tokens, drafting=drafting)))
-    for runner in runners:
+    session.clear()
+    tokens, sampling = session.encode(prompt, raw=None), SamplingParams(temperature=0)
+    session.prepare(len(tokens), max_tokens)
+    plain, auto = (
+        Runner(session.stream(tokens, sampling=sampling, max_tokens=max_tokens, drafting=way)) for way in WAYS
+    )
+    for runner in (plain, auto):
         runner.advance(1)
         runner.seconds = 0.0
     for turn, num_tokens in enumerate(range(TURN_TOKENS, max_tokens + TURN_TOKENS, TURN_TOKENS)):
-        for runner in runners if (turn + is_swapped) % 2 else reversed(runners):
+        for runner in (plain, auto) if (turn + is_swapped) % 2 else (auto, plain):
             runner.advance(min(num_tokens, max_tokens))
-    return runners[0], runners[1]
+        if any(one != other for one, other in zip(plain.tokens, auto.tokens, strict=False)):
+            break
+    return plain, auto
 
 
 def row(name: str, pairs: Sequence[tuple[Runner, Runner]], ratio: Ratio) -> str:
@@ -102,14 +106,11 @@ def main() -> None:
     flags = parser.parse_args()
     prompts = select(read_prompts(flags.prompts), [name for name in flags.categories.split(",") if name])
     found: dict[str, list[tuple[Runner, Runner]]] = {}
-    with ExitStack() as stack:
-        sessions = [
-            stack.enter_context(Session.open(flags.target, flags.draft, SessionOptions(drafting=way))) for way in WAYS
-        ]
-        answer(sessions, prompts[0].text, min(16, flags.max_tokens), is_swapped=False)
+    with Session.open(flags.target, flags.draft, SessionOptions()) as session:
+        answer(session, prompts[0].text, min(16, flags.max_tokens), is_swapped=False)
         for repeat in range(flags.repeat):
             for prompt in prompts:
-                pair = answer(sessions, prompt.text, flags.max_tokens, is_swapped=repeat % 2 == 1)
+                pair = answer(session, prompt.text, flags.max_tokens, is_swapped=repeat % 2 == 1)
                 found.setdefault(prompt.category, []).append(pair)
     sys.stdout.write(
         "| category | baseline tok/s | tok/s | speed-up | 95 % | drafted |\n|---|---:|---:|---:|---:|---:|\n"
