@@ -61,7 +61,7 @@ def _time(
         repeats = 0 if seconds[size] > _LONG_S else 2 if size <= 2 else 1 if size <= 5 else 0
         seconds[size] = min([seconds[size], *(timed(context, num_before, size) for _ in range(repeats))])
         # No draft gets longer where arithmetic bounds this pass already.
-        if timed is _pass_s and size >= USUAL_DRAFT and seconds[size] >= BOUND * seconds[1]:
+        if size >= USUAL_DRAFT and seconds[size] >= BOUND * seconds[1]:
             break
     rejected_s = _rejected_s(context, num_before, seconds[1])
     context.clear()

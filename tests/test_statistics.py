@@ -64,8 +64,6 @@ def sampled(
 
 
 CHAINS, TREES = Drafting("model", 3, 0.0, 1), Drafting("tree", 32, 0.0, 16)
-
-
 CASES = [(settings, seed, CHAINS) for settings in SETTINGS for seed in (3, 8)] + [("mixture", 8, TREES)]
 
 
