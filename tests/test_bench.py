@@ -983,21 +983,23 @@ class TestStoredReports:
 # --- scripts ---------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("script", "num_columns"), [("trees", 8), ("turns", 6)])
-def test_the_scripts_that_measure_print_tables(script: str, num_columns: int, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("flags", "num_columns"), [([], 7), (["--chains"], 10)])
+def test_the_script_that_takes_turns_prints_a_table(flags: list[str], num_columns: int, tmp_path: Path) -> None:
     files = [tiny(tmp_path, name, seed=seed, chat_template=CHATML) for name, seed in (("target", 1), ("draft", 2))]
     prompts = tmp_path / "prompts.jsonl"
     prompts.write_text(
         "".join(json.dumps({"category": name, "turns": [name * 9]}) + "\n" for name in ("code", "story"))
     )
-    command = [sys.executable, str(ROOT / "benchmarks" / f"{script}.py"), *map(str, files), "--prompts", str(prompts)]
+    command = [sys.executable, str(ROOT / "benchmarks" / "turns.py"), *map(str, files), "--prompts", str(prompts)]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run([*command, "-n", "12", "--repeat", "2"], env=environment, capture_output=True, text=True)
+    done = subprocess.run(
+        [*command, *flags, "-n", "12", "--repeat", "2"], env=environment, capture_output=True, text=True
+    )
     assert (done.returncode, done.stderr) == (0, "")
     rows = [line.strip("|\n ").split(" | ") for line in done.stdout.splitlines()]
-    assert [row[0] for row in rows[2:4]] == ["code", "story"]
+    assert [row[0] for row in rows[2:]] == ["code", "story", "all"]
     assert {len(row) for row in rows if "---" not in row[0]} == {num_columns}
-    rates = [float(cell.removesuffix("x")) for row in rows[2:4] for cell in row[1:4]]
+    rates = [float(cell.removesuffix("x")) for row in rows[2:] for cell in row[1:3]]
     assert all(rate > 0 for rate in rates)
 
 
